@@ -1,0 +1,67 @@
+"""``analyze``: a model in, its channel structure out."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from torch import nn
+
+from .capture import capture
+from .couple import couple
+from .dependencies import Dependencies
+from .errors import InputError, UnhandledOperatorError, UnhandledOperatorWarning
+from .inputs import call_inputs
+from .propagate import propagate
+
+
+def analyze(
+    model: nn.Module, example_inputs: Any = None, *, on_unhandled: str = "warn"
+) -> Dependencies:
+    """Work out which channels of a model depend on which. Changes nothing in the model.
+
+    Args:
+        model: any ``nn.Module``, on any device (``meta`` too).
+        example_inputs: a tensor, a tuple of positional arguments or a dict of keyword
+            arguments. May be left out for timm, torchvision and transformers models.
+        on_unhandled: what to do about an operator that has neither a rule nor a decomposition:
+            ``"warn"`` and mix everything it reads, or ``"raise"``.
+
+    Example:
+        >>> import torch, autoeidetic
+        >>> from torch import nn
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> deps = autoeidetic.analyze(net, torch.randn(2, 4))
+        >>> [(group.name, group.size) for group in deps.groups]
+        [('0', 8)]
+        >>> deps.heads
+        ('2',)
+
+    Raises:
+        InputError: inputs are missing or cannot be traced.
+        CaptureError: the model runs neither on meta tensors nor on real ones.
+        NoParametersError: no output depends on a parameter.
+        UnhandledOperatorError: see ``on_unhandled``.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"model is a {type(model).__qualname__}, not a torch.nn.Module",
+            remedy="pass the model itself, for instance timm.create_model('resnet18')",
+        )
+    if on_unhandled not in ("warn", "raise"):
+        raise InputError(
+            f"on_unhandled={on_unhandled!r} is unknown", remedy='use "warn" or "raise"'
+        )
+    captured = capture(model, call_inputs(model, example_inputs))
+    propagation = propagate(captured)
+    for unhandled in propagation.unhandled:
+        remedy = f"write a rule: @autoeidetic.rule(torch.ops.{unhandled.operator})"
+        fact = "no rule and no decomposition for this operator; everything it reads is mixed"
+        if on_unhandled == "raise":
+            raise UnhandledOperatorError(fact, place=unhandled, remedy=remedy)
+        warnings.warn(
+            f"{fact}\n  where: {unhandled}\n  remedy: {remedy}",
+            UnhandledOperatorWarning,
+            stacklevel=2,
+        )
+    return Dependencies(couple(propagation))

@@ -1,0 +1,429 @@
+"""Couple: from tags to classes, groups and heads.
+
+Joined units and the strongly connected components of "requires" are the classes. Classes
+with the same members in the same layers are a group: what is pruned by percentage.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from .algebra import Algebra
+from .capture import ModuleCall, operator_name
+from .errors import NoParametersError
+from .plan import Nested, NestedCall, ParameterPlan, Plan, Read
+from .propagate import MixingSite, Propagation, tags_of, unit_numbers
+from .values import Value, array, compress, core, is_zero, vector
+
+Array = np.ndarray
+_ROUNDS = 32
+
+
+@dataclass(frozen=True)
+class Coupling:
+    """Classes of all units, and which of them form a group."""
+
+    propagation: Propagation
+    plan: Plan
+    class_of_unit: Array
+    group_of_class: Array
+    groups: int
+    read_classes: Array
+    nested_sites: dict[int, str]
+    heads: tuple[str, ...]
+
+    def classes(self, tags: Tensor) -> Tensor:
+        """Tags as classes."""
+        return _relabel(tags, self.class_of_unit)
+
+
+def couple(propagation: Propagation) -> Coupling:
+    """Form classes and groups, find the heads, and write the plan."""
+    algebra = propagation.algebra
+    unused = _own_unused(algebra)
+    outputs = _output_units(propagation)
+    nested = _accepted_sites(propagation)
+    labels = _classes(propagation, outputs, set(nested))
+    relabel = lambda tags: _relabel(tags, labels)  # noqa: E731
+    reads = _reads(propagation, relabel)
+    owners = {name: relabel(algebra.owners[name]) for name in algebra.parameter_shapes}
+    count = int(labels.max(initial=0))
+    elements = _elements(owners, count)
+    edges = _edges(propagation, labels, set(nested))
+    read_classes = _read_classes(reads, count)
+    heads = _heads(propagation, owners, labels[outputs], edges, read_classes, unused)
+    plan = Plan(
+        classes=count,
+        elements=elements,
+        requires=edges,
+        parameters={
+            name: ParameterPlan(
+                owner=owners[name],
+                reads=tuple(reads[name]),
+                head=name in heads,
+                used=name not in unused,
+            )
+            for name in propagation.capture.parameters
+        },
+        buffers={name: relabel(units) for name, units in algebra.buffers.items()},
+        nested=_nested(propagation, nested, relabel),
+        outputs=_structure(propagation.capture.output, propagation, relabel),
+    )
+    group_of_class, groups = _groups(plan)
+    return Coupling(
+        propagation=propagation,
+        plan=plan,
+        class_of_unit=labels,
+        group_of_class=group_of_class,
+        groups=groups,
+        read_classes=read_classes,
+        nested_sites=nested,
+        heads=tuple(name for name in propagation.capture.parameters if name in heads),
+    )
+
+
+def _own_unused(algebra: Algebra) -> set[str]:
+    """Give parameters, and parts of them, that no output reads a unit of their own."""
+    unused = {name for name in algebra.parameter_shapes if name not in algebra.owners}
+    for name in unused:
+        shape = algebra.parameter_shapes[name]
+        algebra.owners[name] = torch.from_numpy(algebra.units.new(1)).expand(shape or (1,)).view(
+            shape
+        ) if not shape else torch.from_numpy(algebra.units.new(1)).view([1] * len(shape)).expand(
+            shape
+        )
+    for name, owner in algebra.owners.items():
+        if bool((core(owner) < 0).any()):
+            rest = int(algebra.units.new(1)[0])
+            algebra.owners[name] = compress(torch.where(owner < 0, rest, owner))
+    return unused
+
+
+def _output_units(propagation: Propagation) -> Array:
+    """Units of the model's outputs.
+
+    Raises:
+        NoParametersError: there are none.
+    """
+    leaves = [n for n in pytree.tree_leaves(propagation.capture.output) if isinstance(n, fx.Node)]
+    found = [unit_numbers(t) for n in leaves if (t := tags_of(propagation, n)) is not None]
+    units = np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
+    if not len(units):
+        raise NoParametersError(
+            "no output of the model depends on a parameter",
+            remedy="pass a model with parameters whose forward returns tensors computed from them",
+        )
+    return units
+
+
+# -- classes ----------------------------------------------------------------------------------
+
+
+def _classes(propagation: Propagation, outputs: Array, nested: set[int]) -> Array:
+    """The class number of every unit; 0 for unit 0."""
+    units = propagation.algebra.units
+    labels = units.roots
+    left, right = _raw_edges(propagation, nested)
+    labels = _compact(_strong(labels, left, right))
+    read = np.zeros(units.count, bool)
+    read[outputs] = True
+    for use in propagation.algebra.reads:
+        read[array(use.columns)] = True
+    signature = _layer_signature(propagation.algebra)
+    for _ in range(_ROUNDS):
+        merged = _merge_useless_apart(labels, left, right, read, signature)
+        if merged is None:
+            break
+        labels = _compact(_strong(merged, left, right))
+    return labels
+
+
+def _raw_edges(propagation: Propagation, nested: set[int]) -> tuple[Array, Array]:
+    events = [
+        e
+        for e in propagation.algebra.units.events
+        if e.kind == "requires" and (e.mixing < 0 or e.mixing not in nested)
+    ]
+    if not events:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    return np.concatenate([e.left for e in events]), np.concatenate([e.right for e in events])
+
+
+def _strong(labels: Array, left: Array, right: Array) -> Array:
+    """Labels with strongly connected components of left -> right joined."""
+    a, b = labels[left], labels[right]
+    apart = (a != b) & (a != 0) & (b != 0)
+    if not apart.any():
+        return labels
+    a, b = a[apart], b[apart]
+    size = int(labels.max()) + 1
+    graph = coo_matrix((np.ones(len(a), np.int8), (a, b)), shape=(size, size)).tocsr()
+    _, component = connected_components(graph, directed=True, connection="strong")
+    # components are numbered in no useful order: name each by its smallest member
+    first = np.full(component.max() + 1, size, np.int64)
+    np.minimum.at(first, component, np.arange(size))
+    return first[component][labels]
+
+
+def _compact(labels: Array) -> Array:
+    """Consecutive numbers, 0 kept for unit 0."""
+    present = np.zeros(int(labels.max()) + 1, np.int64)
+    present[labels] = 1
+    present[0] = 1
+    return (np.cumsum(present) - 1)[labels]
+
+
+def _layer_signature(algebra: Algebra) -> Array:
+    """A random number per unit that tells in which parameters it has elements."""
+    random = np.random.default_rng(0)
+    signature = np.zeros(algebra.units.count, np.uint64)
+    for owner in algebra.owners.values():
+        key = random.integers(1, 1 << 63, dtype=np.uint64)
+        members = np.unique(array(owner))
+        signature[members] += key
+    return signature
+
+
+def _merge_useless_apart(
+    labels: Array, left: Array, right: Array, read: Array, signature: Array
+) -> Array | None:
+    """Join classes of which neither is of use without the other.
+
+    A class that no weight and no output reads is of use only to those that require it. When
+    exactly one class does, the two are one. When two such classes of the same layers are
+    required by the same classes, losing one makes the other useless: they are one, too (the
+    queries and keys of an attention head).
+    """
+    size = int(labels.max()) + 1
+    seen = np.zeros(size, bool)
+    seen[labels[read]] = True
+    a, b = labels[left], labels[right]
+    apart = (a != b) & (b != 0)
+    pairs = np.unique(a[apart] * size + b[apart])
+    a, b = pairs // size, pairs % size
+    keep = ~seen[b]
+    a, b = a[keep], b[keep]
+    if not len(a):
+        return None
+    random = np.random.default_rng(1)
+    key = random.integers(1, 1 << 63, size, dtype=np.uint64)
+    requirers = np.zeros(size, np.uint64)
+    np.add.at(requirers, b, key[a])
+    count = np.bincount(b, minlength=size)
+    target = np.arange(size)
+    single = count[b] == 1
+    target[b[single]] = a[single]
+    layers = np.zeros(size, np.uint64)
+    np.add.at(layers, labels, signature)
+    several = np.unique(b[count[b] > 1])
+    if len(several):
+        same = np.stack([requirers[several], layers[several] * 0 + _parity(layers, several)], 1)
+        _, first, inverse = np.unique(same, axis=0, return_index=True, return_inverse=True)
+        target[several] = several[first[inverse.reshape(-1)]]
+    if np.array_equal(target, np.arange(size)):
+        return None
+    while True:  # follow chains; cycles cannot arise, for requires is acyclic here
+        above = target[target]
+        if np.array_equal(above, target):
+            break
+        target = above
+    return target[labels]
+
+
+def _parity(layers: Array, classes: Array) -> Array:
+    return layers[classes]
+
+
+def _edges(propagation: Propagation, labels: Array, nested: set[int]) -> Array:
+    """Requires edges between classes, each once."""
+    left, right = _raw_edges(propagation, nested)
+    a, b = labels[left], labels[right]
+    apart = (a != b) & (a != 0) & (b != 0)
+    size = int(labels.max(initial=0)) + 1
+    pairs = np.unique(a[apart] * size + b[apart])
+    return np.stack([pairs // size, pairs % size], axis=1)
+
+
+def _relabel(tags: Tensor, labels: Array) -> Tensor:
+    small = core(tags)
+    return torch.from_numpy(labels[small.numpy()]).view(small.shape).expand(tags.shape)
+
+
+# -- heads, reads, groups -----------------------------------------------------------------------
+
+
+def _reads(propagation: Propagation, relabel: Any) -> dict[str, list[Read]]:
+    reads: dict[str, list[Read]] = defaultdict(list)
+    for use in propagation.algebra.reads:
+        node = propagation.nodes[use.node]
+        reads[use.parameter].append(
+            Read(
+                columns=relabel(use.columns),
+                transformed=use.transformed,
+                module=node.meta["module"],
+                operator=operator_name(node),
+                line=node.meta["line"],
+            )
+        )
+    return reads
+
+
+def _read_classes(reads: dict[str, list[Read]], count: int) -> Array:
+    seen = np.zeros(count + 1, bool)
+    for uses in reads.values():
+        for use in uses:
+            seen[array(use.columns)] = True
+    seen[0] = False
+    return seen
+
+
+def _elements(owners: dict[str, Tensor], count: int) -> Array:
+    """How many parameter elements each class has."""
+    elements = np.zeros(count + 1, np.int64)
+    for owner in owners.values():
+        small = array(owner)
+        each = owner.numel() // max(len(small), 1)
+        elements += np.bincount(small, minlength=count + 1) * each
+    return elements
+
+
+def _heads(
+    propagation: Propagation,
+    owners: dict[str, Tensor],
+    outputs: Array,
+    edges: Array,
+    read: Array,
+    unused: set[str],
+) -> set[str]:
+    """Parameters of the layers that make the outputs and feed nothing else."""
+    final = np.zeros(len(read), bool)
+    final[outputs] = True
+    final &= ~read
+    final[edges[~final[edges[:, 0]], 1]] = False
+    made = {name for name, role in propagation.algebra.roles if role in ("output", "bias")}
+    return {
+        name
+        for name, owner in owners.items()
+        if name in made and name not in unused and final[array(owner)].all()
+    }
+
+
+def _groups(plan: Plan) -> tuple[Array, int]:
+    """Number the sets of classes that have the same number of elements in the same parameters."""
+    random = np.random.default_rng(2)
+    signature = np.zeros(plan.classes + 1, np.uint64)
+    order = np.full(plan.classes + 1, len(plan.parameters), np.int64)
+    for position, parameter in enumerate(plan.parameters.values()):
+        small = array(parameter.owner)
+        each = parameter.owner.numel() // max(len(small), 1)
+        count = np.bincount(small, minlength=plan.classes + 1) * each
+        key = random.integers(1, 1 << 63, dtype=np.uint64)
+        signature += count.astype(np.uint64) * key
+        order[count > 0] = np.minimum(order[count > 0], position)
+    owning = plan.elements > 0
+    _, first, inverse = np.unique(signature[owning], return_index=True, return_inverse=True)
+    rank = np.argsort(np.argsort(order[owning][first], kind="stable"))
+    groups = np.full(plan.classes + 1, -1, np.int64)
+    groups[owning] = rank[inverse.reshape(-1)]
+    return groups, len(first)
+
+
+# -- mixing sites --------------------------------------------------------------------------------
+
+
+def _accepted_sites(propagation: Propagation) -> dict[int, str]:
+    """The mixing sites that a module evaluated level by level keeps apart, with its path."""
+    calls = propagation.capture.calls
+    inside: dict[int, list[fx.Node]] = defaultdict(list)
+    wanted = {site.scope[-1] for site in propagation.sites if len(site.scope) > 1}
+    for node in propagation.nodes:
+        for ident in node.meta.get("scope", ()):
+            if ident in wanted:
+                inside[ident].append(node)
+    closed = {i: _is_closed(calls[i], inside[i], propagation) for i in wanted}
+    accepted: dict[int, str] = {}
+    for index, site in enumerate(propagation.sites):
+        scope = site.scope
+        while len(scope) > 1 and not closed.get(scope[-1], False):
+            scope = ()
+        if len(scope) > 1:
+            accepted[index] = calls[scope[-1]].path
+    return accepted
+
+
+def _is_closed(call: ModuleCall, nodes: list[fx.Node], propagation: Propagation) -> bool:
+    """Does everything that enters and leaves the module pass through its call?"""
+    own = set(nodes)
+    entering = set(_leaves((call.args, call.kwargs)))
+    leaving = set(_leaves(call.outputs))
+    for node in nodes:
+        for source in node.all_input_nodes:
+            if source not in own and source not in entering and _carries_units(source, propagation):
+                return False
+        if node not in leaving and any(user not in own for user in node.users):
+            if not isinstance(propagation.values.get(node), Value):
+                continue  # a container: its parts are looked at
+            if _carries_units(node, propagation):
+                return False
+    return True
+
+
+def _carries_units(node: fx.Node, propagation: Propagation) -> bool:
+    value = propagation.values.get(node)
+    if not isinstance(value, Value) or value.parameter is not None:
+        return False
+    return value.tags is not None and not is_zero(value.tags)
+
+
+def _leaves(structure: Any) -> list[fx.Node]:
+    return [leaf for leaf in pytree.tree_leaves(structure) if isinstance(leaf, fx.Node)]
+
+
+def _nested(
+    propagation: Propagation, accepted: dict[int, str], relabel: Any
+) -> tuple[Nested, ...]:
+    sites: dict[str, list[MixingSite]] = defaultdict(list)
+    for index, path in accepted.items():
+        sites[path].append(propagation.sites[index])
+    result = []
+    for path, places in sites.items():
+        nodes = [propagation.nodes[site.node] for site in places]
+        calls = [c for c in propagation.capture.calls.values() if c.path == path]
+        result.append(
+            Nested(
+                module=path,
+                operators=tuple(dict.fromkeys(operator_name(n) for n in nodes)),
+                lines=tuple(dict.fromkeys(n.meta["line"] for n in nodes)),
+                calls=tuple(
+                    NestedCall(
+                        _structure(c.args, propagation, relabel),
+                        _structure(c.kwargs, propagation, relabel),
+                        _structure(c.outputs, propagation, relabel),
+                    )
+                    for c in calls
+                ),
+            )
+        )
+    return tuple(result)
+
+
+def _structure(nodes: Any, propagation: Propagation, relabel: Any) -> Any:
+    """The same structure with classes for nodes."""
+
+    def classes(leaf: Any) -> Any:
+        tags = tags_of(propagation, leaf) if isinstance(leaf, fx.Node) else None
+        return None if tags is None else relabel(tags)
+
+    return pytree.tree_map(classes, nodes)
+
+
+__all__ = ["Coupling", "couple", "vector"]

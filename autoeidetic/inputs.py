@@ -1,0 +1,117 @@
+"""Example inputs: what the user passed, or what a timm, torchvision or transformers model wants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import InputError
+
+BATCH = 2
+_PLAIN = (int, float, bool, str, type(None), torch.dtype)
+
+
+@dataclass(frozen=True)
+class CallInputs:
+    """The positional and keyword arguments of one call of the model."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def call_inputs(model: nn.Module, example_inputs: Any = None) -> CallInputs:
+    """Turn ``example_inputs`` into a call: a tensor, a tuple (positional) or a dict (keywords).
+
+    Raises:
+        InputError: nothing was passed and the model is of no known family, or a leaf is
+            neither a tensor nor a plain Python value.
+    """
+    if example_inputs is None:
+        return _default_inputs(model)
+    if isinstance(example_inputs, Mapping):
+        inputs = CallInputs((), dict(example_inputs))
+    elif isinstance(example_inputs, (tuple, list)):
+        inputs = CallInputs(tuple(example_inputs), {})
+    else:
+        inputs = CallInputs((example_inputs,), {})
+    _check_leaves((inputs.args, inputs.kwargs), "example_inputs")
+    return inputs
+
+
+def _check_leaves(value: Any, where: str) -> None:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _check_leaves(item, f"{where}[{key!r}]")
+    elif isinstance(value, (tuple, list)):
+        for index, item in enumerate(value):
+            _check_leaves(item, f"{where}[{index}]")
+    elif not isinstance(value, (Tensor, *_PLAIN)):
+        raise InputError(
+            f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be "
+            "traced",
+            remedy="pass tensors, or tuples, lists and dicts of tensors and plain Python values "
+            "(torch.as_tensor turns a numpy array into a tensor)",
+        )
+
+
+def _default_inputs(model: nn.Module) -> CallInputs:
+    for find in (_timm_inputs, _torchvision_inputs, _transformers_inputs):
+        inputs = find(model)
+        if inputs is not None:
+            return inputs
+    raise InputError(
+        f"no example inputs were given and {type(model).__qualname__} is neither a timm, nor a "
+        "torchvision, nor a transformers model",
+        remedy="pass example_inputs: a tensor, a tuple of positional arguments or a dict of "
+        "keyword arguments, for instance analyze(model, torch.randn(2, 3, 32, 32))",
+    )
+
+
+def _image(*size: int) -> CallInputs:
+    return CallInputs((torch.empty(BATCH, *size, device="meta"),), {})
+
+
+def _timm_inputs(model: nn.Module) -> CallInputs | None:
+    config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    size = config.get("input_size") if isinstance(config, Mapping) else None
+    if size is None:
+        return None
+    embed = getattr(model, "patch_embed", None)
+    grid = getattr(embed, "img_size", None)
+    if isinstance(grid, (tuple, list)) and len(grid) == 2 and all(grid):
+        size = (getattr(embed, "in_chans", size[0]), *grid)
+    return _image(*size)
+
+
+def _torchvision_inputs(model: nn.Module) -> CallInputs | None:
+    module = type(model).__module__
+    if not module.startswith("torchvision.models"):
+        return None
+    if ".video" in module:
+        return _image(3, 16, 224, 224) if hasattr(model, "pos_encoding") else _image(3, 16, 112, 112)
+    if ".detection" in module:
+        return None
+    if ".optical_flow" in module:
+        image = torch.empty(BATCH, 3, 128, 128, device="meta")
+        return CallInputs((image, image.clone()), {})
+    edge = getattr(model, "image_size", None)
+    if not isinstance(edge, int):
+        edge = 299 if type(model).__name__ == "Inception3" else 224
+    return _image(3, edge, edge)
+
+
+def _transformers_inputs(model: nn.Module) -> CallInputs | None:
+    if not any(cls.__module__.startswith("transformers.") for cls in type(model).__mro__):
+        return None
+    config: Any = getattr(model, "config", None)
+    main = getattr(model, "main_input_name", "input_ids")
+    if main == "input_ids":
+        return CallInputs((), {"input_ids": torch.ones(BATCH, 8, dtype=torch.long)})
+    if main == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
+        channels, edge = getattr(config, "num_channels", 3), config.image_size
+        return CallInputs((), {main: torch.empty(BATCH, channels, edge, edge, device="meta")})
+    return None

@@ -1,0 +1,80 @@
+"""Plan: which class every parameter element belongs to, and what keeps classes apart.
+
+Plain, immutable data: everything that comes after the analysis reads this and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Read:
+    """One use of a weight: the class whose value each of its elements multiplies.
+
+    ``columns`` has the weight's shape (mostly with stride 0); 0 means constant or not used.
+    ``transformed`` tells that the weight used is computed from the parameter (weight
+    standardisation): a zero belongs on the computed weight.
+    """
+
+    columns: Tensor
+    transformed: bool
+    module: str
+    operator: str
+    line: str
+
+
+@dataclass(frozen=True)
+class ParameterPlan:
+    """The class of every element of one parameter, and its uses as a weight."""
+
+    owner: Tensor
+    reads: tuple[Read, ...]
+    head: bool
+    used: bool
+
+
+@dataclass(frozen=True)
+class NestedCall:
+    """Classes of everything that goes into and comes out of one call of a nested module."""
+
+    args: Any
+    kwargs: Any
+    outputs: Any
+
+
+@dataclass(frozen=True)
+class Nested:
+    """A module that mixes channels and is to be evaluated level by level."""
+
+    module: str
+    operators: tuple[str, ...]
+    lines: tuple[str, ...]
+    calls: tuple[NestedCall, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Classes are numbered from 1; 0 is the input and constants, available to every task."""
+
+    classes: int
+    elements: np.ndarray
+    requires: np.ndarray
+    parameters: dict[str, ParameterPlan]
+    buffers: dict[str, Tensor]
+    nested: tuple[Nested, ...]
+    outputs: Any
+
+    def closure(self, kept: np.ndarray) -> np.ndarray:
+        """The smallest superset of a set of classes (a boolean vector) closed under requires."""
+        kept = kept.copy()
+        kept[0] = True
+        while True:
+            needed = self.requires[kept[self.requires[:, 0]], 1]
+            if kept[needed].all():
+                return kept
+            kept[needed] = True

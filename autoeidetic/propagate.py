@@ -1,0 +1,285 @@
+"""Propagate: carry tags through the graph, one rule per operator.
+
+Every operator is handled by a rule, by a rule on each operator of its ATen decomposition, or,
+as the last resort, by mixing everything it reads; the last kind is listed.
+"""
+
+from __future__ import annotations
+
+import operator as python_operator
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+from torch._decomp import decomposition_table
+
+from .algebra import Algebra
+from .capture import Capture, capture_function, operator_name, place
+from .errors import AutoeideticError, Place, RuleError
+from .rules import find_rule
+from .values import ParameterView, Value, array, constant
+
+Scope = tuple[int, ...]
+
+
+@dataclass
+class MixingSite:
+    """A place where channels are mixed without a weight between them.
+
+    ``scope`` is the innermost module call in which the mixture is made and used up: running
+    that module level by level keeps later channels out of earlier ones.
+    """
+
+    node: int
+    scope: Scope
+
+
+@dataclass(frozen=True)
+class Propagation:
+    """What the tags told: input of the coupling stage."""
+
+    capture: Capture
+    algebra: Algebra
+    nodes: list[fx.Node]
+    values: dict[fx.Node, Any]
+    sites: list[MixingSite]
+    operators: Counter[str]
+    unhandled: list[Place]
+
+
+@dataclass
+class _Interpreter:
+    capture: Capture
+    algebra: Algebra = field(default_factory=Algebra)
+    nodes: list[fx.Node] = field(default_factory=list)
+    values: dict[fx.Node, Any] = field(default_factory=dict)
+    soft: dict[fx.Node, frozenset[int]] = field(default_factory=dict)
+    sites: list[MixingSite] = field(default_factory=list)
+    operators: Counter[str] = field(default_factory=Counter)
+    unhandled: list[Place] = field(default_factory=list)
+
+    def run(self) -> None:
+        for node in self.capture.graph.nodes:
+            self.algebra.node, self.algebra.index = node, len(self.nodes)
+            self.nodes.append(node)
+            if node.op == "output":
+                self._leave_model(node)
+            else:
+                self.values[node] = self._evaluate(node)
+
+    def _evaluate(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return constant(node.meta["shape"])
+        if node.op == "get_attr":
+            return self._attribute(node)
+        if node.target is python_operator.getitem:
+            container, index = node.args
+            sites = self.soft.get(container)  # type: ignore[arg-type]
+            if sites:
+                self.soft[node] = sites
+            return self.values[container][index]  # type: ignore[index]
+        return self._operator(node)
+
+    def _attribute(self, node: fx.Node) -> Value:
+        name, shape = str(node.target), node.meta["shape"]
+        if name in self.capture.parameters:
+            return Value(shape, None, ParameterView(name, shape))
+        buffer = name if name in self.capture.buffers else ""
+        return constant(shape, node.meta.get("const"), buffer)
+
+    def _operator(self, node: fx.Node) -> Any:
+        args = [_lookup(a, self.values) for a in node.args]
+        kwargs = {k: _lookup(a, self.values) for k, a in node.kwargs.items()}
+        self.operators[operator_name(node)] += 1
+        operands: list[Value] = []
+        _values(args, operands)
+        _values(list(kwargs.values()), operands)
+        if all(v.is_constant for v in operands):
+            return self._constant_results(node)
+        result = apply_rule(self.algebra, node, args, kwargs)
+        if result is None:
+            result = self._without_rule(node, args, kwargs)
+        self._check(node, result)
+        self._follow_mixtures(node, result)
+        return result
+
+    def _constant_results(self, node: fx.Node) -> Any:
+        if "shape" in node.meta:
+            return constant(node.meta["shape"])
+        parts = {user.args[1]: user for user in node.users}
+        return {index: constant(part.meta["shape"]) for index, part in parts.items()}
+
+    def _without_rule(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        result = _decomposed(self.algebra, node, args, kwargs)
+        if result is not None:
+            return result
+        self.unhandled.append(place(node))
+        operands: list[Value] = []
+        _values([args, list(kwargs.values())], operands)
+        tags = self.algebra.mix_everything(operands)
+        if "shape" in node.meta:
+            return self.algebra.result(tags)
+        parts = {user.args[1]: user for user in node.users}
+        return {i: self.algebra.result(tags, p.meta["shape"]) for i, p in parts.items()}
+
+    def _check(self, node: fx.Node, result: Any) -> None:
+        if isinstance(result, Value) and result.shape != node.meta.get("shape"):
+            raise RuleError(
+                f"the rule for this operator gave shape {result.shape}, the operator gives "
+                f"{node.meta.get('shape')}",
+                place=place(node),
+                remedy="correct the rule that was registered for it",
+            )
+
+    # -- where mixtures of channels are made and used up ----------------------------------
+
+    def _follow_mixtures(self, node: fx.Node, result: Any) -> None:
+        for index in self.algebra.mixing_nodes[len(self.sites) :]:
+            self.sites.append(MixingSite(index, node.meta["scope"]))
+            self.soft[node] = frozenset()
+        entering = {site for arg in node.all_input_nodes for site in self.soft.get(arg, ())}
+        for site in entering:
+            self.sites[site].scope = _common(self.sites[site].scope, node.meta["scope"])
+        if entering or node in self.soft:
+            self.soft[node] = self._mixtures_in(result)
+
+    def _mixtures_in(self, result: Any) -> frozenset[int]:
+        operands: list[Value] = []
+        _values(result if not isinstance(result, Value) else [result], operands)
+        units = self.algebra.units
+        found = [
+            units.mixing_sites(units.find(array(v.tags))) for v in operands if v.tags is not None
+        ]
+        return frozenset(int(s) for sites in found for s in sites)
+
+    def _leave_model(self, node: fx.Node) -> None:
+        for arg in node.all_input_nodes:
+            for site in self.soft.get(arg, ()):
+                self.sites[site].scope = ()
+
+
+def propagate(capture: Capture) -> Propagation:
+    """Carry tags through a captured graph."""
+    interpreter = _Interpreter(capture)
+    interpreter.algebra.parameter_shapes = {
+        name: tuple(p.shape) for name, p in capture.parameters.items()
+    }
+    interpreter.run()
+    return Propagation(
+        capture=capture,
+        algebra=interpreter.algebra,
+        nodes=interpreter.nodes,
+        values=interpreter.values,
+        sites=interpreter.sites,
+        operators=interpreter.operators,
+        unhandled=interpreter.unhandled,
+    )
+
+
+def apply_rule(algebra: Algebra, node: fx.Node, args: Sequence[Any], kwargs: Any) -> Any:
+    """Run the operator's rule; None when it has none."""
+    found = find_rule(node.target)
+    if found is None:
+        return None
+    try:
+        return found(algebra, *args, **kwargs)
+    except AutoeideticError:
+        raise
+    except Exception as error:
+        raise RuleError(
+            f"the rule {found.__module__}.{found.__qualname__} failed: "
+            f"{type(error).__name__}: {error}",
+            place=place(node),
+            remedy="register your own rule for one overload of this operator with "
+            "@autoeidetic.rule, or report the model",
+        ) from error
+
+
+def _decomposed(algebra: Algebra, node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Apply rules to the operator's decomposition, if ATen has one."""
+    function = decomposition_table.get(node.target)  # type: ignore[call-overload]
+    if function is None:
+        return None
+    operands: list[Value] = []
+    _values([args, list(kwargs.values())], operands)
+    stand = lambda v: torch.empty(v.shape, device="meta")  # noqa: E731
+    try:
+        inner = capture_function(function, _swap(args, stand), _swap(kwargs, stand))
+    except Exception:  # a decomposition that needs dtypes or data we do not have
+        return None
+    outer_node, bound = algebra.node, iter(operands)
+    values: dict[fx.Node, Any] = {}
+    try:
+        for step in inner.graph.nodes:
+            if step.op == "placeholder":
+                values[step] = next(bound)
+            elif step.op == "get_attr":
+                values[step] = constant(step.meta["shape"], step.meta.get("const"))
+            elif step.target is python_operator.getitem:
+                values[step] = values[step.args[0]][step.args[1]]
+            elif step.op == "call_function":
+                algebra.node = step
+                step_args = [_lookup(a, values) for a in step.args]
+                step_kwargs = {k: _lookup(a, values) for k, a in step.kwargs.items()}
+                values[step] = apply_rule(algebra, step, step_args, step_kwargs)
+                if values[step] is None:
+                    return None
+    finally:
+        algebra.node = outer_node
+    return _lookup(inner.output, values)
+
+
+def _lookup(value: Any, values: dict[fx.Node, Any]) -> Any:
+    if isinstance(value, fx.Node):
+        return values[value]
+    if isinstance(value, (tuple, list)):
+        return [_lookup(item, values) for item in value]
+    return value
+
+
+def _swap(value: Any, function: Any) -> Any:
+    if isinstance(value, Value):
+        return function(value)
+    if isinstance(value, (tuple, list)):
+        return [_swap(item, function) for item in value]
+    if isinstance(value, dict):
+        return {key: _swap(item, function) for key, item in value.items()}
+    return value
+
+
+def _values(value: Any, into: list[Value]) -> None:
+    if isinstance(value, Value):
+        into.append(value)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            _values(item, into)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _values(item, into)
+
+
+def _common(left: Scope, right: Scope) -> Scope:
+    length = 0
+    for a, b in zip(left, right, strict=False):
+        if a != b:
+            break
+        length += 1
+    return left[:length]
+
+
+def tags_of(propagation: Propagation, node: fx.Node) -> Tensor | None:
+    """The units in a node's value; None for a node with several results."""
+    value = propagation.values.get(node)
+    if not isinstance(value, Value):
+        return None
+    return propagation.algebra.tags(value)
+
+
+def unit_numbers(tags: Tensor) -> np.ndarray:
+    """The different units in a tag tensor."""
+    found = np.unique(array(tags))
+    return found[found != 0]

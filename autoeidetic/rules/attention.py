@@ -1,0 +1,55 @@
+"""Attention: queries and keys of a head are mixed into its pattern, which the values require."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..algebra import Algebra
+from ..values import Value
+from .registry import aten, rule
+
+
+def attend(
+    algebra: Algebra, query: Value, key: Value, value: Value, bias: Value | None, shape: Any
+) -> Value:
+    turned = algebra.move(key, lambda t: t.transpose(-1, -2))
+    q, k = algebra.contract(query, turned, -1, -2)
+    size = (*shape[:-1], key.shape[-2])
+    pattern = Value(size, algebra.combine(_lead(q, size), _lead(k, size), size))
+    if bias is not None:
+        pattern = algebra.pointwise(pattern, bias, shape=size)
+    pattern = algebra.mix(pattern, [-1])
+    p, v = algebra.contract(pattern, value, -1, -2)
+    return Value(tuple(shape), algebra.combine(_lead(p, shape), _lead(v, shape), shape))
+
+
+def _lead(tags: Any, shape: Any) -> Any:
+    """Room for the batch dimensions of the result."""
+    return tags.expand(*shape[:-2], *tags.shape[-2:])
+
+
+@rule(*aten("scaled_dot_product_attention"))
+def scaled_dot_product_attention(
+    algebra: Algebra, query: Value, key: Value, value: Value, mask: Any = None, *_: Any, **__: Any
+) -> Value:
+    return attend(algebra, query, key, value, mask, algebra.shape)
+
+
+@rule(
+    *aten(
+        "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math"
+        " _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention"
+    )
+)
+def fused_attention(
+    algebra: Algebra, query: Value, key: Value, value: Value, *args: Any, **kwargs: Any
+) -> list[Value]:
+    mask = kwargs.get("attn_mask", next((a for a in args if isinstance(a, Value)), None))
+    shape = (*query.shape[:-1], value.shape[-1])
+    result = attend(algebra, query, key, value, mask, shape)
+    q = algebra.reduce(query, [-1], how="hard")
+    k = algebra.reduce(key, [-1, -2], how="hard")
+    weights = algebra.tags(q)
+    pattern = algebra.combine(weights, algebra.tags(k)[..., None], weights.shape)
+    statistics = Value(tuple(pattern.shape), pattern)
+    return [result] + [statistics] * 8

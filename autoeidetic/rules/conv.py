@@ -1,0 +1,150 @@
+"""Convolutions: dense, grouped, depthwise, transposed, and those that run over channels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..algebra import Algebra
+from ..values import Value, varies
+from .linear import _biased, shared
+from .registry import aten, rule
+
+
+@rule(*aten("conv1d conv2d conv3d"))
+def conv(
+    algebra: Algebra,
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Value:
+    return _biased(algebra, _conv(algebra, x, weight, groups, transposed=False), bias, 1)
+
+
+@rule(*aten("conv_transpose1d conv_transpose2d conv_transpose3d"))
+def conv_transpose(
+    algebra: Algebra,
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Value:
+    return _biased(algebra, _conv(algebra, x, weight, groups, transposed=True), bias, 1)
+
+
+@rule(*aten("convolution _convolution"))
+def convolution(
+    algebra: Algebra,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    *_: Any,
+) -> Value:
+    return _biased(algebra, _conv(algebra, x, weight, groups, transposed), bias, 1)
+
+
+def _conv(algebra: Algebra, x: Value, weight: Value, groups: int, transposed: bool) -> Value:
+    tags = algebra.tags(x)
+    if algebra.is_shared(tags, [1]):
+        return _over_channels(algebra, tags, weight)
+    seen = algebra.columns(tags, [1]).reshape(groups, -1)
+    inputs = seen.shape[1]
+    outputs = algebra.shape[1] // groups
+    if weight.parameter is None and weight.tags is not None:
+        return _computed_weight(algebra, seen, weight, transposed)
+    if inputs == 1 and groups > 1:
+        return _depthwise(algebra, seen, weight, outputs, transposed)
+    algebra.role(weight, "output")
+    kernel = weight.shape[2:]
+    if transposed:  # [inputs, outputs of its group, ...]
+        units = _rows_of_transposed(algebra, weight, groups, outputs)
+        columns = seen.reshape(-1, 1, *[1] * len(kernel))
+    else:
+        units = algebra.own_rows(weight, [0]).reshape(-1)
+        columns = seen[:, None].expand(groups, outputs, inputs).reshape(-1, inputs)
+        columns = columns.view(*columns.shape, *[1] * len(kernel)) if groups > 1 else seen.view(
+            1, inputs, *[1] * len(kernel)
+        )
+    if not algebra.read(weight, columns):
+        mixed = algebra._reduce(seen, [1], "hard").expand(groups, outputs).reshape(-1)
+        units = algebra.combine(units, mixed, units.shape)
+    return algebra.result(_along_channels(algebra, units))
+
+
+def _rows_of_transposed(algebra: Algebra, weight: Value, groups: int, outputs: int) -> Tensor:
+    """A transposed convolution's weight is [inputs, outputs of a group, ...]."""
+    if groups == 1:
+        return algebra.own_rows(weight, [1]).reshape(-1)
+    view = weight.parameter
+    per_group = weight.shape[0] // groups
+    if view is not None and weight.tags is None and not algebra._is_assigned(view):
+        units = torch.from_numpy(algebra.units.new(groups * outputs)).view(groups, 1, outputs)
+        owner = units.expand(groups, per_group, outputs).reshape(weight.shape[0], outputs)
+        owner = owner.view(*owner.shape, *[1] * (len(weight.shape) - 2)).expand(weight.shape)
+        algebra._write_owner(view, owner)
+        return units.reshape(-1)
+    tags = algebra.tags(weight)
+    split = tags.reshape(groups, per_group, outputs, -1)
+    return algebra._reduce(split, [1, 3], "hard").reshape(-1)
+
+
+def _depthwise(
+    algebra: Algebra, seen: Tensor, weight: Value, multiplier: int, transposed: bool
+) -> Value:
+    """Row c reads channel c alone: it is in that channel's class."""
+    algebra.role(weight, "depthwise")
+    units = seen.reshape(-1, 1).expand(-1, multiplier)
+    rank = len(weight.shape) - 2
+    size = (-1, multiplier) if transposed else (seen.numel() * multiplier, 1)
+    tags = units.reshape(*size, *[1] * rank) if not transposed else units.reshape(
+        seen.numel(), multiplier, *[1] * rank
+    )
+    combined = algebra.pointwise(
+        Value(tuple(weight.shape), tags.expand(weight.shape)), weight, shape=weight.shape
+    )
+    rows = algebra._reduce(algebra.tags(combined), range(2, len(weight.shape)), "hard")
+    return algebra.result(_along_channels(algebra, rows.reshape(-1)))
+
+
+def _computed_weight(algebra: Algebra, seen: Tensor, weight: Value, transposed: bool) -> Value:
+    """A weight made of activations cannot be zeroed: rows require what they read."""
+    groups, _ = seen.shape
+    tags = algebra.tags(weight)
+    outputs = algebra.shape[1]
+    if transposed:
+        rows = algebra._reduce(tags, [0, *range(2, tags.dim())], "hard").reshape(-1)
+        rows = rows.repeat(groups)
+    else:
+        rows = algebra._reduce(tags, range(1, tags.dim()), "hard").reshape(-1)
+    mixed = algebra._reduce(seen, [1], "hard").expand(groups, outputs // groups).reshape(-1)
+    return algebra.result(_along_channels(algebra, algebra.combine(rows, mixed, rows.shape)))
+
+
+def _over_channels(algebra: Algebra, tags: Tensor, weight: Value) -> Value:
+    """The units lie along space (ECA): the kernel mixes neighbours and serves all alike."""
+    space = [d for d in varies(tags) if d != 1]
+    kernel = weight.shape[2:]
+    same_space = tuple(tags.shape[2:]) == tuple(algebra.shape[2:])
+    if not same_space or any(kernel[d - 2] > 1 for d in space if d >= 2):
+        tags = algebra._reduce(tags, [d for d in space if d >= 2], "soft")
+    return shared(algebra, tags, [1], weight)
+
+
+def _along_channels(algebra: Algebra, units: Tensor) -> Tensor:
+    return units.view(1, -1, *[1] * (len(algebra.shape) - 2))

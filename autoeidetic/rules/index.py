@@ -1,0 +1,171 @@
+"""Indexing. A known index moves tags; an unknown one may pick anything along its dimension."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..algebra import Algebra
+from ..values import Value
+from .registry import aten, rule
+
+
+def _known(index: Value | None) -> bool:
+    return index is None or (index.const is not None and not index.const.is_meta)
+
+
+def _unknown_units(algebra: Algebra, indices: list[Any]) -> Tensor | None:
+    """The index is an operand too: one tag for all the units that computed it."""
+    values = [i for i in indices if isinstance(i, Value) and not i.is_constant]
+    return algebra.mix_everything(values) if values else None
+
+
+def _require(algebra: Algebra, value: Value, units: Tensor | None) -> Value:
+    if units is None:
+        return value
+    return Value(value.shape, algebra.combine(algebra.tags(value), units, value.shape))
+
+
+@rule(*aten("index _unsafe_index"))
+def index(algebra: Algebra, x: Value, indices: list[Value | None]) -> Value:
+    if all(_known(i) for i in indices):
+        known = [None if i is None else i.const for i in indices]
+        return algebra.move(x, lambda t: torch.ops.aten.index.Tensor(t, known))
+    dims = _indexed_dims(indices)
+    mixed = _spread(algebra, algebra.reduce(x, dims, keepdim=True), x.shape)
+    anywhere = [None if i is None else _first(i) for i in indices]
+    if any(i is not None and i.dtype == torch.bool for i in anywhere):
+        tags = algebra.mix_everything([mixed])
+        return _require(algebra, algebra.result(tags), _unknown_units(algebra, indices))
+    moved = algebra.move(mixed, lambda t: torch.ops.aten.index.Tensor(t, anywhere))
+    return _require(algebra, moved, _unknown_units(algebra, indices))
+
+
+def _indexed_dims(indices: list[Value | None]) -> list[int]:
+    dims, position = [], 0
+    for i in indices:
+        width = 1
+        if i is not None:
+            if i.const is not None and i.const.dtype == torch.bool:
+                width = len(i.shape)
+            dims.extend(range(position, position + width))
+        position += width
+    return dims
+
+
+def _spread(algebra: Algebra, value: Value, shape: tuple[int, ...]) -> Value:
+    return algebra.move(value, lambda t: t.expand(shape))
+
+
+def _first(i: Value) -> Tensor:
+    """Any index will do on tags that do not vary along the dimension."""
+    if i.const is not None and not i.const.is_meta:
+        return i.const if i.const.dtype == torch.bool else torch.zeros_like(i.const)
+    return torch.zeros(i.shape, dtype=torch.int64)
+
+
+@rule(*aten("index_select"))
+def index_select(algebra: Algebra, x: Value, dim: int, i: Value) -> Value:
+    if _known(i):
+        return algebra.move(x, lambda t: t.index_select(dim, i.const))  # type: ignore[arg-type]
+    mixed = algebra.reduce(x, [dim], keepdim=True)
+    moved = _spread(algebra, mixed, algebra.shape)
+    return _require(algebra, moved, _unknown_units(algebra, [i]))
+
+
+@rule(*aten("gather take_along_dim"))
+def gather(algebra: Algebra, x: Value, dim: Any, i: Any, **_: Any) -> Value:
+    if isinstance(dim, Value):  # take_along_dim(x, indices, dim)
+        dim, i = i, dim
+    if _known(i):
+        return algebra.move(x, lambda t: t.gather(dim, i.const))
+    mixed = algebra.reduce(x, [dim], keepdim=True)
+    size = [algebra.shape[d] if d == dim % len(x.shape) else n for d, n in enumerate(x.shape)]
+    moved = _spread(algebra, mixed, tuple(size))
+    moved = algebra.move(
+        moved, lambda t: t[tuple(slice(0, n) for n in algebra.shape)]
+    )
+    return algebra.pointwise(moved, _along(algebra, i))
+
+
+def _along(algebra: Algebra, i: Value) -> Value:
+    return Value(i.shape, algebra.tags(i))
+
+
+@rule(*aten("embedding"))
+def embedding(algebra: Algebra, weight: Value, indices: Value, *_: Any, **__: Any) -> Value:
+    """A row is picked by the index: the units lie along the embedding's dimension."""
+    return _embed(algebra, weight, indices, algebra.shape)
+
+
+def _embed(algebra: Algebra, weight: Value, indices: Value, shape: tuple[int, ...]) -> Value:
+    algebra.role(weight, "embedding")
+    units = algebra.own_rows(weight, [1]).reshape(-1)
+    result = algebra.result(units.view([1] * (len(shape) - 1) + [-1]), shape)
+    return _require(algebra, result, _unknown_units(algebra, [indices]))
+
+
+@rule(*aten("embedding_bag _embedding_bag _embedding_bag_forward_only"))
+def embedding_bag(
+    algebra: Algebra, weight: Value, indices: Value, offsets: Value, *args: Any
+) -> list[Value]:
+    parts = {p.args[1]: p for p in algebra.node.users}
+    shape = parts[0].meta["shape"]
+    result = _embed(algebra, weight, indices, shape)
+    scales = [a for a in args if isinstance(a, Value) and not a.is_constant]
+    result = _require(algebra, result, algebra.mix_everything(scales) if scales else None)
+    extra = [algebra.constant(parts[i].meta["shape"]) if i in parts else algebra.constant(())
+             for i in range(1, 4)]
+    return [result, *extra]
+
+
+@rule(*aten("scatter scatter_add scatter_reduce index_add index_copy index_fill index_put"
+            " _unsafe_index_put index_reduce masked_scatter put"))
+def scatter(algebra: Algebra, into: Value, *args: Any, **_: Any) -> Value:
+    """Something is written somewhere: where a known index says, or anywhere along a dimension."""
+    values = [a for a in args if isinstance(a, Value)]
+    lists = [a for a in args if isinstance(a, (list, tuple))]
+    indices = [i for group in lists for i in group if isinstance(i, Value)]
+    dims = [a for a in args if type(a) is int][:1]
+    if lists:
+        positions = _indexed_dims(list(lists[0]))
+        written = _write_at(algebra, into, lists[0], values)
+        if written is not None:
+            return written
+    else:
+        positions = [dims[0] % len(into.shape)] if dims else list(range(len(into.shape)))
+    base = _spread(algebra, algebra.reduce(into, positions, keepdim=True), into.shape)
+    units = algebra.mix_everything([*values, *indices])
+    return _require(algebra, base, units)
+
+
+def _write_at(
+    algebra: Algebra, into: Value, indices: Any, values: list[Value]
+) -> Value | None:
+    """``index_put`` at known positions: the tags go where the values go."""
+    if not all(_known(i) for i in indices) or len(values) != 1:
+        return None
+    if algebra.node.args[3:] and algebra.node.args[3]:  # accumulate
+        return None
+    known = [None if i is None else i.const for i in indices]
+    dense = algebra.tags(into).contiguous().clone()
+    dense = torch.ops.aten.index_put.default(dense, known, algebra.tags(values[0]).contiguous())
+    return algebra.result(dense)
+
+
+@rule(*aten("masked_select nonzero unique _unique2 unique_consecutive unique_dim nonzero_static"
+            " bincount histc _local_scalar_dense"))
+def data_dependent(algebra: Algebra, *args: Any, **_: Any) -> Any:
+    tags = algebra.mix_everything(args)
+    if "shape" in algebra.node.meta:
+        return algebra.result(tags.expand(algebra.shape))
+    parts = {p.args[1]: p for p in algebra.node.users}
+    return [algebra.result(tags, parts[i].meta["shape"]) if i in parts else algebra.constant(())
+            for i in range(3)]
+
+
+@rule(*aten("one_hot"))
+def one_hot(algebra: Algebra, x: Value, *_: Any) -> Value:
+    return algebra.move(x, lambda t: t.unsqueeze(-1).expand(algebra.shape))

@@ -1,0 +1,209 @@
+"""Matrix products. A product with a parameter is a layer; one between activations mixes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from ..algebra import Algebra
+from ..values import Value, varies
+from .registry import aten, rule
+
+
+def product(
+    algebra: Algebra, x: Value, contracted: int, weight: Value, rows: int, columns: int, out: int
+) -> Value:
+    """``x`` contracted along one dimension with a parameter matrix.
+
+    ``rows`` and ``columns`` are the matrix's dimensions of outputs and inputs; the outputs lie
+    along dimension ``out`` of the result, all other dimensions are those of ``x``.
+    """
+    tags = algebra.tags(x)
+    contracted %= tags.dim()
+    if algebra.is_shared(tags, [contracted]):
+        return shared(algebra, tags, [contracted], weight)
+    seen = algebra.columns(tags, [contracted]).reshape(-1)
+    size = [1, 1]
+    size[columns] = -1
+    algebra.role(weight, "output")
+    units = algebra.own_rows(weight, [rows]).reshape(-1)
+    if not algebra.read(weight, seen.view(size)):
+        units = algebra.combine(units, algebra._reduce(seen, [0], "hard"), units.shape)
+    view = [1] * len(algebra.shape)
+    view[out] = -1
+    return algebra.result(units.view(view))
+
+
+def shared(algebra: Algebra, tags: Tensor, contracted: list[int], weight: Value) -> Value:
+    """A weight that serves many units alike: one unit, required by them all."""
+    algebra.role(weight, "shared")
+    mixed = algebra._reduce(tags, contracted, "auto")
+    unit = algebra.own_whole(weight).reshape(())
+    return algebra.result(algebra.combine(mixed.expand(algebra.shape), unit))
+
+
+@rule(*aten("linear"))
+def linear(algebra: Algebra, x: Value, weight: Value, bias: Value | None = None) -> Value:
+    if weight.parameter is None:
+        turned = algebra.move(weight, lambda t: t.transpose(-1, -2))
+        result = matmul(algebra, x, turned)
+    else:
+        result = product(algebra, x, -1, weight, 0, 1, -1)
+    return _biased(algebra, result, bias, -1)
+
+
+def _biased(algebra: Algebra, result: Value, bias: Value | None, dim: int) -> Value:
+    if bias is None:
+        return result
+    algebra.role(bias, "bias")
+    return algebra.scale(result, bias, dim)
+
+
+@rule(*aten("addmm"))
+def addmm(algebra: Algebra, bias: Value, left: Value, right: Value, **_: Any) -> Value:
+    return algebra.pointwise(matmul(algebra, left, right), bias)
+
+
+@rule(*aten("baddbmm"))
+def baddbmm(algebra: Algebra, bias: Value, left: Value, right: Value, **_: Any) -> Value:
+    return algebra.pointwise(matmul(algebra, left, right), bias)
+
+
+@rule(*aten("mm bmm matmul mv dot vdot inner"))
+def matmul(algebra: Algebra, left: Value, right: Value) -> Value:
+    """Products of activations, of an activation with a parameter, and batched ones."""
+    left_vector, right_vector = len(left.shape) == 1, len(right.shape) == 1
+    if left_vector:
+        left = algebra.move(left, lambda t: t.unsqueeze(0))
+    if right_vector:
+        right = algebra.move(right, lambda t: t.unsqueeze(1))
+    full = _full_shape(left, right)
+    tags = _product_tags(algebra, left, right, full)
+    if right_vector:
+        tags = tags.squeeze(-1)
+    if left_vector:
+        tags = tags.squeeze(-1 if right_vector else -2)
+    return algebra.result(tags)
+
+
+def _full_shape(left: Value, right: Value) -> tuple[int, ...]:
+    lead, other = left.shape[:-2], right.shape[:-2]
+    rank = max(len(lead), len(other))
+    lead = (1,) * (rank - len(lead)) + lead
+    other = (1,) * (rank - len(other)) + other
+    batch = tuple(b if a == 1 else a for a, b in zip(lead, other, strict=True))
+    return (*batch, left.shape[-2], right.shape[-1])
+
+
+def _product_tags(
+    algebra: Algebra, left: Value, right: Value, full: tuple[int, ...]
+) -> Tensor:
+    if right.parameter is not None and left.parameter is None:
+        return _with_weight(algebra, left, right, full, on_right=True)
+    if left.parameter is not None and right.parameter is None:
+        return _with_weight(algebra, right, left, full, on_right=False)
+    a, b = algebra.contract(left, right, -1, -2)
+    return algebra.combine(a.expand(*full[:-2], *a.shape[-2:]), b, full)
+
+
+def _with_weight(
+    algebra: Algebra, x: Value, weight: Value, full: tuple[int, ...], on_right: bool
+) -> Tensor:
+    """An activation times a (batch of) parameter matrices.
+
+    It is a layer when the units of ``x`` lie along the contracted dimension, and perhaps along
+    batch dimensions that the weight has too (a layer per attention head). It is a table that
+    serves many units alike when they also lie elsewhere (relative positions for all heads).
+    """
+    tags = algebra.tags(x)
+    tags = tags.expand(*full[:-2], *tags.shape[-2:])
+    rank, weight_rank = len(full), len(weight.shape)
+    contracted = rank - 1 if on_right else rank - 2
+    batch = [
+        d for d in range(rank - 2) if d - rank >= -weight_rank and weight.shape[d - rank] > 1
+    ]
+    moving = varies(tags)
+    across = [d for d in moving if d not in (*batch, contracted)]
+    table = bool(batch) and not set(batch) & set(moving) and _repeats(weight)
+    if table or (across and (rank > 2 or algebra.is_shared(tags, [contracted]))):
+        algebra.role(weight, "shared")
+        mixed = algebra._reduce(tags, [contracted], "hard")
+        return algebra.combine(mixed, algebra.own_whole(weight).reshape(()), full)
+    seen = algebra.columns(tags, [*batch, contracted]).transpose(-1, -2)
+    seen = seen.reshape(seen.shape[rank - weight_rank :])
+    algebra.role(weight, "output")
+    rows = weight_rank - 1 if on_right else weight_rank - 2
+    units = algebra.own_rows(weight, [*(d - rank + weight_rank for d in batch), rows])
+    if not algebra.read(weight, seen):
+        mixed = algebra._reduce(seen, [2 * weight_rank - 3 - rows], "hard")
+        units = algebra.combine(units, mixed, units.shape)
+    return units.expand(full)
+
+
+def _repeats(weight: Value) -> bool:
+    """Was the parameter looked up by an index, so that elements stand in several places?"""
+    view = weight.parameter
+    return view is not None and math.prod(weight.shape) > math.prod(view.shape)
+
+
+@rule(*aten("addmv"))
+def addmv(algebra: Algebra, bias: Value, left: Value, right: Value, **_: Any) -> Value:
+    return algebra.pointwise(matmul(algebra, left, right), bias)
+
+
+@rule(*aten("addbmm"))
+def addbmm(algebra: Algebra, bias: Value, left: Value, right: Value, **_: Any) -> Value:
+    a, b = algebra.contract(left, right, -1, -2)
+    tags = algebra._reduce(algebra.combine(a, b, _full_shape(left, right)), [0], "hard")
+    return algebra.pointwise(bias, Value(algebra.shape, tags[0]))
+
+
+@rule(*aten("outer ger"))
+def outer(algebra: Algebra, left: Value, right: Value) -> Value:
+    return algebra.pointwise(
+        algebra.move(left, lambda t: t[:, None]), algebra.move(right, lambda t: t[None])
+    )
+
+
+@rule(*aten("bilinear"))
+def bilinear(
+    algebra: Algebra, left: Value, right: Value, weight: Value, bias: Value | None = None
+) -> Value:
+    """``W[o, i, j] a[i] b[j]``: an element reads both, so it has two reads."""
+    algebra.role(weight, "output")
+    units = algebra.own_rows(weight, [0]).reshape(-1)
+    for x, dim in ((left, 1), (right, 2)):
+        tags = algebra.tags(x)
+        seen = algebra.columns(tags, [tags.dim() - 1]).reshape(-1)
+        size = [1, 1, 1]
+        size[dim] = -1
+        if not algebra.read(weight, seen.view(size)):
+            units = algebra.combine(units, algebra._reduce(seen, [0], "hard"), units.shape)
+    return _biased(algebra, algebra.result(units), bias, -1)
+
+
+@rule(*aten("_trilinear"))
+def trilinear(
+    algebra: Algebra,
+    first: Value,
+    weight: Value,
+    third: Value,
+    expand1: list[int],
+    expand2: list[int],
+    expand3: list[int],
+    sumdim: list[int],
+    *_: Any,
+) -> Value:
+    """ATen's spelling of a bilinear layer: [.., 1, i, 1], [1, o, i, j], [.., 1, 1, j]."""
+    algebra.role(weight, "output")
+    units = algebra.own_rows(weight, [0]).reshape(-1)
+    for x, dim in ((first, 1), (third, 2)):
+        tags = algebra.tags(x)
+        seen = algebra.columns(tags, [tags.dim() - 1]).reshape(-1)
+        size = [1, 1, 1]
+        size[dim] = -1
+        if not algebra.read(weight, seen.view(size)):
+            units = algebra.combine(units, algebra._reduce(seen, [0], "hard"), units.shape)
+    return algebra.result(units)

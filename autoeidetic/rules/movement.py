@@ -1,0 +1,169 @@
+"""Data movement: run the same operator on the tags."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..algebra import Algebra
+from ..capture import storage_write
+from ..values import Value, compress, core, varies
+from .registry import aten, rule
+
+_SAME_OPERATOR = """
+transpose permute t expand expand_as select slice narrow squeeze unsqueeze flip roll repeat
+repeat_interleave pixel_shuffle pixel_unshuffle channel_shuffle unfold diagonal tril triu
+movedim moveaxis swapaxes swapdims rot90 numpy_T mT adjoint real_view broadcast_to tile
+reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d
+replication_pad3d native_channel_shuffle select_copy slice_copy expand_copy permute_copy
+transpose_copy squeeze_copy unsqueeze_copy t_copy diag_embed atleast_1d
+"""
+_RESHAPES = "view reshape _unsafe_view _reshape_alias flatten unflatten view_copy view_as reshape_as"
+_SPLITS = "split split_with_sizes unsafe_split unsafe_split_with_sizes chunk unsafe_chunk unbind"
+_SPLITS += " tensor_split hsplit vsplit split_copy unbind_copy split_with_sizes_copy"
+
+
+@rule(*aten(_SAME_OPERATOR))
+def same_operator(algebra: Algebra, x: Value, *args: Any, **kwargs: Any) -> Value:
+    operator = algebra.node.target
+    shapes = [_like(a) if isinstance(a, Value) else a for a in args]
+    return algebra.move(x, lambda t: operator(t, *shapes, **kwargs))  # type: ignore[operator]
+
+
+@rule(*aten("im2col"))
+def im2col(algebra: Algebra, x: Value, *args: Any) -> Value:
+    """ATen has no integer kernel for this one; tags are exact in float64."""
+    return algebra.move(x, lambda t: torch.ops.aten.im2col(t.double(), *args).long())
+
+
+@rule(*aten("as_strided"))
+def as_strided(
+    algebra: Algebra, x: Value, size: list[int], stride: list[int], offset: int | None = None
+) -> Value:
+    """A view by strides sees the storage, so the tags are laid out like the tensor first."""
+    strides, start = algebra.node.args[0].meta["layout"]  # type: ignore[union-attr]
+    if tuple(size) == x.shape and all(
+        a == b or n == 1 for a, b, n in zip(stride, strides, size, strict=True)
+    ):
+        return x
+    needed = 1 + start + sum((n - 1) * step for n, step in zip(x.shape, strides, strict=True))
+
+    def view(tags: Tensor) -> Tensor:
+        storage = torch.zeros(needed, dtype=tags.dtype)
+        storage.as_strided(x.shape, strides, start).copy_(tags)
+        return storage.as_strided(size, stride, start if offset is None else offset)
+
+    return algebra.move(x, view)
+
+
+@rule(*aten(_RESHAPES))
+def reshape(algebra: Algebra, x: Value, *_: Any) -> Value:
+    shape = algebra.shape
+    return algebra.move(x, lambda t: t.reshape(shape))
+
+
+@rule(*aten(_SPLITS))
+def split(algebra: Algebra, x: Value, *args: Any, **kwargs: Any) -> list[Value]:
+    operator: Any = algebra.node.target
+    count = len(operator(torch.empty(x.shape, device="meta"), *args, **kwargs))
+    return [
+        algebra.move(x, lambda t, i=i: operator(t, *args, **kwargs)[i])  # type: ignore[misc]
+        for i in range(count)
+    ]
+
+
+@rule(*aten("constant_pad_nd pad"))
+def pad(algebra: Algebra, x: Value, padding: list[int], *args: Any, **kwargs: Any) -> Value:
+    """Padding is a constant; channels next to it keep their tags."""
+    tags = algebra.tags(x)
+    rank = tags.dim()
+    padded = {rank - 1 - i // 2 for i, n in enumerate(padding) if n}
+    if not padded & set(varies(tags)):  # a constant and a unit side by side: the unit covers both
+        return Value(algebra.shape, _narrowed(tags, padded).expand(algebra.shape))
+    return algebra.result(compress(torch.nn.functional.pad(tags, padding)))
+
+
+def _narrowed(tags: Tensor, dims: set[int]) -> Tensor:
+    for dim in dims:
+        tags = tags.narrow(dim, 0, 1)
+    return tags
+
+
+@rule(*aten("cat concat concatenate"))
+def cat(algebra: Algebra, values: list[Value], dim: int = 0) -> Value:
+    rank = len(algebra.shape)
+    values = [v for v in values if 0 not in v.shape]
+    dim = dim % rank
+    return _side_by_side(algebra, values, dim)
+
+
+@rule(*aten("stack"))
+def stack(algebra: Algebra, values: list[Value], dim: int = 0) -> Value:
+    dim = dim % (len(values[0].shape) + 1)
+    return _side_by_side(algebra, [algebra.move(v, lambda t: t.unsqueeze(dim)) for v in values], dim)
+
+
+@rule(*aten("hstack vstack dstack"))
+def stacks(algebra: Algebra, values: list[Value]) -> Value:
+    operator: Any = algebra.node.target
+    return algebra.result(compress(operator([algebra.tags(v) for v in values])))
+
+
+def _side_by_side(algebra: Algebra, values: list[Value], dim: int) -> Value:
+    """Concatenate; a free parameter (a class token) takes the units of its neighbours."""
+    known = [v for v in values if v.tags is not None and v.parameter is None]
+    neighbour = next((v for v in known if not v.is_constant and dim not in varies(v.tags)), None)  # type: ignore[arg-type]
+    if neighbour is not None:
+        side = _narrowed(algebra.tags(neighbour), {dim})
+        for value in values:
+            if value.tags is None:
+                algebra.pointwise(value, Value(value.shape, side.expand(value.shape)),
+                                  shape=value.shape)
+    tags = [algebra.tags(v) for v in values]
+    moving = {d for t in tags for d in varies(t)}
+    compact = [_narrowed(t, set(range(t.dim())) - moving - {dim}) for t in tags]
+    if dim not in moving and all(torch.equal(core(t), core(compact[0])) for t in compact[1:]):
+        return algebra.result(_narrowed(compact[0], {dim}))
+    return algebra.result(compress(torch.cat(compact, dim)))
+
+
+@rule(*aten("select_scatter slice_scatter diagonal_scatter"))
+def scatter_view(algebra: Algebra, into: Value, source: Value, *args: Any, **kw: Any) -> Value:
+    operator: Any = algebra.node.target
+    dense = algebra.tags(into).contiguous()
+    return algebra.result(compress(operator(dense, algebra.tags(source).contiguous(), *args, **kw)))
+
+
+@rule(storage_write)
+def write(
+    algebra: Algebra, storage: Value, value: Value, size: list[int], stride: list[int], offset: int
+) -> Value:
+    dense = algebra.tags(storage).contiguous().clone()
+    dense.as_strided(size, stride, offset).copy_(algebra.tags(value))
+    return algebra.result(compress(dense))
+
+
+@rule(*aten("col2im"))
+def col2im(algebra: Algebra, x: Value, size: list[int], kernel: list[int], *_: Any) -> Value:
+    """Overlapping blocks are added: the positions inside a block are mixed, channels are not."""
+    window = kernel[0] * kernel[1]
+    split = algebra.move(x, lambda t: t.reshape(*t.shape[:-2], -1, window, t.shape[-1]))
+    mixed = algebra.reduce(split, [-2, -1])
+    return algebra.result(algebra.tags(mixed)[..., None, None])
+
+
+@rule(*aten("meshgrid"))
+def meshgrid(algebra: Algebra, values: list[Value], **_: Any) -> list[Value]:
+    shape = tuple(v.shape[0] if v.shape else 1 for v in values)
+    return [
+        Value(shape, algebra.tags(v).reshape([-1 if d == i else 1 for d in range(len(shape))])
+              .expand(shape))
+        for i, v in enumerate(values)
+    ]
+
+
+def _like(value: Value) -> Tensor:
+    """A stand-in for an operand of which only the shape matters (expand_as, view_as)."""
+    return value.const if value.const is not None else torch.empty(value.shape, device="meta")

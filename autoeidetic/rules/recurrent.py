@@ -1,0 +1,177 @@
+"""Recurrent layers: a hidden unit is its gate rows together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..algebra import Algebra
+from ..values import Value
+from .registry import aten, rule
+
+_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+
+
+def _kind(algebra: Algebra) -> str:
+    return algebra.node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
+
+
+def _parameters_per_cell(kind: str, biases: bool, projected: bool) -> int:
+    return 2 + 2 * biases + projected
+
+
+def _run(
+    algebra: Algebra,
+    x: Value,
+    states: Sequence[Value],
+    parameters: Sequence[Value],
+    biases: bool,
+    layers: int,
+    bidirectional: bool,
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Units of the last layer's output, and of each layer's and direction's final states."""
+    kind = _kind(algebra)
+    directions = 2 if bidirectional else 1
+    each = len(parameters) // (layers * directions)
+    tags = algebra.tags(x)
+    seen = algebra.columns(tags, [tags.dim() - 1]).reshape(-1)
+    hidden_units, cell_units = [], []
+    for layer in range(layers):
+        outputs = []
+        for direction in range(directions):
+            cell = layer * directions + direction
+            weights = parameters[cell * each : (cell + 1) * each]
+            starts = [_state(algebra, s, cell) for s in states]
+            out, inner = _cell(algebra, kind, seen, starts, weights, biases)
+            outputs.append(out)
+            hidden_units.append(out)
+            cell_units.append(inner)
+        seen = torch.cat(outputs)
+    return seen, hidden_units, cell_units
+
+
+def _state(algebra: Algebra, state: Value, cell: int) -> Tensor:
+    """Units of an initial state of one layer and direction."""
+    tags = algebra.tags(state)
+    tags = tags[cell] if tags.dim() > 1 else tags
+    return algebra.columns(tags, [tags.dim() - 1]).reshape(-1)
+
+
+def _cell(
+    algebra: Algebra,
+    kind: str,
+    seen: Tensor,
+    starts: Sequence[Tensor],
+    weights: Sequence[Value],
+    biases: bool,
+) -> tuple[Tensor, Tensor]:
+    gates = _GATES[kind]
+    from_input, from_hidden, *rest = weights
+    size = from_input.shape[0] // gates
+    units = torch.from_numpy(algebra.units.new(size))
+    if kind == "lstm" and len(starts) > 1:
+        units = algebra.combine(units, starts[1], units.shape)
+    projection = rest[-1] if len(rest) == 2 * biases + 1 else None
+    rows = units.repeat(gates)
+    _own(algebra, from_input, rows)
+    algebra.read(from_input, seen.view(1, -1))
+    out = units
+    if projection is not None:
+        algebra.role(projection, "output")
+        out = algebra.own_rows(projection, [0]).reshape(-1)
+        algebra.read(projection, units.view(1, -1))
+    if starts:
+        out = algebra.combine(out, starts[0], out.shape)
+    _own(algebra, from_hidden, rows)
+    algebra.read(from_hidden, out.view(1, -1))
+    for bias in rest[: 2 * biases]:
+        _own(algebra, bias, rows)
+    return out, units
+
+
+def _own(algebra: Algebra, parameter: Value, rows: Tensor) -> None:
+    algebra.role(parameter, "recurrent")
+    view = [-1] + [1] * (len(parameter.shape) - 1)
+    tags = rows.view(view).expand(parameter.shape)
+    algebra.pointwise(Value(parameter.shape, tags), parameter, shape=parameter.shape)
+
+
+def _final(algebra: Algebra, units: list[Tensor], batch: tuple[int, ...]) -> Value:
+    stacked = torch.stack(units)
+    shape = (stacked.shape[0], *batch, stacked.shape[1])
+    return Value(shape, stacked.view(shape[0], *[1] * len(batch), -1).expand(shape))
+
+
+def _states(hidden: Any) -> list[Value]:
+    states = list(hidden) if isinstance(hidden, (list, tuple)) else [hidden]
+    return [s for s in states if s is not None and not s.is_constant]
+
+
+def _all_states(hidden: Any) -> list[Value]:
+    return list(hidden) if isinstance(hidden, (list, tuple)) else [hidden]
+
+
+@rule(*[packet.input for packet in aten("lstm gru rnn_tanh rnn_relu")])
+def recurrent(
+    algebra: Algebra,
+    x: Value,
+    hidden: Any,
+    parameters: list[Value],
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> list[Value]:
+    given = _all_states(hidden)
+    starts = [] if all(s.is_constant for s in given) else given
+    out, hidden_units, cell_units = _run(
+        algebra, x, starts, parameters, biases, layers, bidirectional
+    )
+    shape = (*x.shape[:-1], len(out))
+    batch = given[0].shape[1:-1]
+    results = [Value(shape, out.view([1] * (len(shape) - 1) + [-1]).expand(shape))]
+    results.append(_final(algebra, hidden_units, batch))
+    if _kind(algebra) == "lstm":
+        results.append(_final(algebra, cell_units, batch))
+    return results
+
+
+@rule(*[packet.data for packet in aten("lstm gru rnn_tanh rnn_relu")])
+def packed_recurrent(
+    algebra: Algebra,
+    x: Value,
+    batch_sizes: Value,
+    hidden: Any,
+    parameters: list[Value],
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+) -> list[Value]:
+    return recurrent(
+        algebra, x, hidden, parameters, biases, layers, dropout, train, bidirectional, False
+    )
+
+
+@rule(*aten("_pack_padded_sequence"))
+def pack(algebra: Algebra, x: Value, lengths: Value, batch_first: bool) -> list[Value]:
+    mixed = algebra.reduce(x, [0, 1], how="join")
+    parts = {p.args[1]: p for p in algebra.node.users}
+    shape = parts[0].meta["shape"]
+    sizes = algebra.constant(parts[1].meta["shape"]) if 1 in parts else algebra.constant(())
+    return [algebra.result(algebra.tags(mixed), shape), sizes]
+
+
+@rule(*aten("_pad_packed_sequence"))
+def unpack(algebra: Algebra, x: Value, *_: Any) -> list[Value]:
+    mixed = algebra.reduce(x, [0], how="join")
+    parts = {p.args[1]: p for p in algebra.node.users}
+    shape = parts[0].meta["shape"]
+    lengths = algebra.constant(parts[1].meta["shape"]) if 1 in parts else algebra.constant(())
+    return [algebra.result(algebra.tags(mixed), shape), lengths]

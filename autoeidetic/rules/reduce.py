@@ -1,0 +1,124 @@
+"""Reductions, scans, softmax, pooling and interpolation: they mix along dimensions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..algebra import Algebra
+from ..values import Value
+from .registry import aten, rule
+
+_OVER_DIMS = """
+all amax amin any argmax argmin logsumexp mean nanmean nansum prod std sum var count_nonzero
+norm linalg_vector_norm sum_to_size nanmedian special_logsumexp
+"""
+_DIM_POSITION = {"norm": 2, "linalg_vector_norm": 2}
+_SCANS = "cumsum cumprod cummax cummin logcumsumexp _cummax_helper sort argsort msort"
+_SOFTMAXES = "softmax _softmax log_softmax _log_softmax _safe_softmax"
+_SPACE_1 = "avg_pool1d max_pool1d adaptive_avg_pool1d adaptive_max_pool1d lp_pool1d"
+_SPACE_1 += " upsample_nearest1d upsample_linear1d _upsample_nearest_exact1d"
+_SPACE_1 += " max_pool1d_with_indices"
+_SPACE_2 = "avg_pool2d max_pool2d max_pool2d_with_indices adaptive_avg_pool2d lp_pool2d"
+_SPACE_2 += " adaptive_max_pool2d _adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d"
+_SPACE_2 += " upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa"
+_SPACE_2 += " _upsample_nearest_exact2d fractional_max_pool2d mkldnn_max_pool2d"
+_SPACE_3 = "avg_pool3d max_pool3d max_pool3d_with_indices adaptive_avg_pool3d"
+_SPACE_3 += " _adaptive_avg_pool3d adaptive_max_pool3d upsample_nearest3d upsample_trilinear3d"
+
+
+def _as_dims(dim: Any) -> list[int] | None:
+    if dim is None:
+        return None
+    return [dim] if isinstance(dim, int) else list(dim)
+
+
+@rule(*aten(_OVER_DIMS))
+def reduce(algebra: Algebra, x: Value, *args: Any, **kwargs: Any) -> Value:
+    schema = algebra.node.target._schema  # type: ignore[union-attr]
+    given = dict(zip([a.name for a in schema.arguments[1:]], args, strict=False))
+    given.update(kwargs)
+    return algebra.reduce(x, _as_dims(given.get("dim")), bool(given.get("keepdim", False)))
+
+
+@rule(*aten("max min median mode kthvalue aminmax"))
+def select_along(algebra: Algebra, x: Value, *args: Any, **kwargs: Any) -> Any:
+    """``max(a, b)`` is pointwise, ``max(a)`` and ``max(a, dim)`` are reductions."""
+    if args and isinstance(args[0], Value):
+        return algebra.pointwise(x, args[0])
+    if "shape" in algebra.node.meta:
+        return algebra.reduce(x, None)
+    schema = algebra.node.target._schema  # type: ignore[union-attr]
+    given = dict(zip([a.name for a in schema.arguments[1:]], args, strict=False))
+    given.update(kwargs)
+    result = algebra.reduce(x, _as_dims(given.get("dim")), bool(given.get("keepdim", False)))
+    return [result, result]
+
+
+@rule(*aten("std_mean var_mean"))
+def moments(algebra: Algebra, x: Value, *args: Any, **kwargs: Any) -> list[Value]:
+    result = reduce(algebra, x, *args, **kwargs)
+    return [result, result]
+
+
+@rule(*aten(_SCANS))
+def scan(algebra: Algebra, x: Value, *args: Any, **kwargs: Any) -> Any:
+    dim = kwargs.get("dim", next((a for a in args if type(a) is int), -1))
+    mixed = algebra.mix(x, [dim])
+    return mixed if "shape" in algebra.node.meta else [mixed, mixed]
+
+
+@rule(*aten("topk"))
+def topk(algebra: Algebra, x: Value, k: int, dim: int = -1, *_: Any, **__: Any) -> list[Value]:
+    mixed = algebra.reduce(x, [dim], keepdim=True)
+    shape = list(x.shape)
+    shape[dim] = k
+    result = algebra.move(mixed, lambda t: t.expand(shape))
+    return [result, result]
+
+
+@rule(*aten(_SOFTMAXES))
+def softmax(algebra: Algebra, x: Value, dim: int, *_: Any, **__: Any) -> Value:
+    return algebra.mix(x, [dim])
+
+
+def _resample(space: int) -> Any:
+    def resample(algebra: Algebra, x: Value, *_: Any, **__: Any) -> Any:
+        if "shape" in algebra.node.meta:
+            return algebra.resample(x, space)
+        part = next(iter(algebra.node.users))
+        result = algebra.resample(x, space, part.meta["shape"])
+        return [result, result]
+
+    return resample
+
+
+for _space, _names in ((1, _SPACE_1), (2, _SPACE_2), (3, _SPACE_3)):
+    rule(*aten(_names))(_resample(_space))
+
+
+@rule(*aten("grid_sampler grid_sampler_2d grid_sampler_3d"))
+def grid_sample(algebra: Algebra, x: Value, grid: Value, *_: Any) -> Value:
+    space = len(x.shape) - 2
+    sampled = algebra.resample(x, space)
+    where = algebra.reduce(grid, [-1])
+    return algebra.pointwise(sampled, algebra.move(where, lambda t: t.unsqueeze(1)))
+
+
+@rule(*aten("_fft_r2c _fft_c2r _fft_c2c"))
+def fft(algebra: Algebra, x: Value, dim: list[int], *_: Any) -> Value:
+    mixed = algebra.mix(x, dim)
+    last = dim[-1] % len(x.shape)
+    if algebra.shape == x.shape:
+        return mixed
+    tags = algebra.tags(algebra.reduce(mixed, [last], keepdim=True))
+    return algebra.result(tags)
+
+
+@rule(*aten("view_as_real"))
+def view_as_real(algebra: Algebra, x: Value) -> Value:
+    return algebra.move(x, lambda t: t.unsqueeze(-1).expand(algebra.shape))
+
+
+@rule(*aten("view_as_complex"))
+def view_as_complex(algebra: Algebra, x: Value) -> Value:
+    return algebra.reduce(x, [-1])

@@ -1,0 +1,83 @@
+"""The registry: one small function per operator family, one signature.
+
+A rule is called as ``rule(algebra, *args, **kwargs)`` with the operator's own arguments, in
+which every tensor is a :class:`~autoeidetic.values.Value`, and returns a ``Value`` for the
+result (a list of them for several results).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ..errors import RuleError
+
+Rule = Callable[..., Any]
+_RULES: dict[Any, Rule] = {}
+
+
+def rule(*targets: Any) -> Callable[[Rule], Rule]:
+    """Register a rule for operators, given as ``torch.ops.lib.op`` or one overload of it.
+
+    Example:
+        >>> import torch, autoeidetic
+        >>> @torch.library.custom_op("doctest::halve", mutates_args=())
+        ... def halve(x: torch.Tensor) -> torch.Tensor:
+        ...     return x / 2
+        >>> @halve.register_fake
+        ... def _(x):
+        ...     return torch.empty_like(x)
+        >>> @autoeidetic.rule(torch.ops.doctest.halve)
+        ... def halve_rule(algebra, x):
+        ...     return algebra.pointwise(x)
+
+    Raises:
+        RuleError: a target is not an operator, or already has a rule.
+    """
+    if not targets:
+        raise RuleError("rule() needs at least one operator", remedy="@rule(torch.ops.mylib.myop)")
+    for target in targets:
+        if not callable(target):
+            raise RuleError(
+                f"{target!r} is not an operator",
+                remedy="pass torch.ops.mylib.myop or one overload of it, or a function",
+            )
+        if target in _RULES:
+            raise RuleError(
+                f"{_name(target)} already has a rule: {_RULES[target].__module__}."
+                f"{_RULES[target].__qualname__}",
+                remedy="register one rule per operator; name an overload to be more specific",
+            )
+
+    def register(function: Rule) -> Rule:
+        for target in targets:
+            _RULES[target] = function
+        return function
+
+    return register
+
+
+def find_rule(target: Any) -> Rule | None:
+    """The rule of an overload, or else of its operator."""
+    found = _RULES.get(target)
+    if found is None and isinstance(target, torch._ops.OpOverload):
+        found = _RULES.get(target._overloadpacket)
+    return found
+
+
+def registered() -> Iterator[tuple[str, Rule]]:
+    """Every operator with a rule, by name."""
+    return iter(sorted(((_name(t), r) for t, r in _RULES.items()), key=lambda pair: pair[0]))
+
+
+def _name(target: Any) -> str:
+    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return str(target)
+    return str(getattr(target, "__name__", target))
+
+
+def aten(names: str) -> list[Any]:
+    """The ATen operators of these names that this version of PyTorch has."""
+    return [getattr(torch.ops.aten, n) for n in names.split() if hasattr(torch.ops.aten, n)]

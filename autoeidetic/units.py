@@ -1,0 +1,109 @@
+"""Units: which channels must live and die together, and which cannot live without which.
+
+A unit is a positive integer; 0 is "input or constant, available to every task". Units are
+joined into one class (union-find), or one *requires* another (an edge). A *derived* unit has
+no parameters: it stands for a value computed from several units, and requires them all.
+
+Everything here works on whole vectors of units: a Python loop over channels is too slow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Event:
+    """One act of coupling: ``left[i]`` and ``right[i]`` at the same operator.
+
+    ``kind`` is ``joined`` (same class) or ``requires`` (left requires right). ``mixing`` is the
+    index of the channel-mixing site that caused a requires edge, or -1.
+    """
+
+    kind: str
+    left: Array
+    right: Array
+    node: int
+    mixing: int = -1
+
+
+@dataclass
+class Units:
+    """A growing table of units."""
+
+    count: int = 1
+    events: list[Event] = field(default_factory=list)
+    _parent: Array = field(default_factory=lambda: np.zeros(1024, np.int64))
+    _mixing: Array = field(default_factory=lambda: np.full(1024, -1, np.int32))
+
+    def new(self, number: int) -> Array:
+        """``number`` fresh units, consecutive."""
+        start, stop = self.count, self.count + number
+        if stop > len(self._parent):
+            size = max(stop, 2 * len(self._parent))
+            self._parent = np.resize(self._parent, size)
+            self._mixing = np.concatenate(
+                [self._mixing, np.full(size - len(self._mixing), -1, np.int32)]
+            )
+        units = np.arange(start, stop, dtype=np.int64)
+        self._parent[start:stop] = units
+        self._mixing[start:stop] = -1
+        self.count = stop
+        return units
+
+    def find(self, units: Array) -> Array:
+        """The representative of each unit's class."""
+        roots = self._parent[units]
+        while True:
+            above = self._parent[roots]
+            if np.array_equal(above, roots):
+                return roots
+            roots = above
+
+    def join(self, left: Array, right: Array, node: int) -> None:
+        """Put ``left[i]`` and ``right[i]`` into one class."""
+        left, right = left.ravel(), right.ravel()
+        different = self.find(left) != self.find(right)
+        if not different.any():
+            return
+        left, right = left[different], right[different]
+        self.events.append(Event("joined", left, right, node))
+        while True:
+            low, high = self.find(left), self.find(right)
+            low, high = np.minimum(low, high), np.maximum(low, high)
+            apart = low != high
+            if not apart.any():
+                return
+            self._parent[high[apart]] = low[apart]
+
+    def require(self, left: Array, right: Array, node: int, mixing: int = -1) -> None:
+        """Let ``left[i]`` require ``right[i]``."""
+        if left.size:
+            self.events.append(Event("requires", left.ravel(), right.ravel(), node, mixing))
+
+    def derive(self, sets: list[Array], node: int, mixing: int = -1) -> Array:
+        """One derived unit for each set of units; it requires every member.
+
+        With ``mixing`` the edges belong to a channel-mixing site, and may be dropped when
+        that site is evaluated level by level.
+        """
+        units = self.new(len(sets))
+        left = np.repeat(units, [len(members) for members in sets])
+        self.require(left, np.concatenate(sets), node, mixing)
+        if mixing >= 0:
+            self._mixing[units] = mixing
+        return units
+
+    def mixing_sites(self, units: Array) -> Array:
+        """The mixing sites whose derived units are among ``units``."""
+        sites = np.unique(self._mixing[units])
+        return sites[sites >= 0]
+
+    @property
+    def roots(self) -> Array:
+        """The representative of every unit, by unit number."""
+        return self.find(np.arange(self.count, dtype=np.int64))

@@ -1,0 +1,113 @@
+"""Values: what the interpreter knows of a tensor, and tensors of tags that stay small.
+
+A tag tensor has the shape of the value it describes, with stride 0 along every dimension in
+which nothing varies (batch, space, tokens), so its real size is about the number of channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ZERO = torch.zeros((), dtype=torch.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterView:
+    """A parameter on its way through the graph.
+
+    ``coords[d]`` is the index along the parameter's dimension ``d`` at each position of the
+    current shape; None in it means "all of them" (the value depends on the whole dimension).
+    ``coords`` is None while the parameter is as it was declared. ``transformed`` tells that
+    values were changed on the way, not only moved.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    coords: tuple[Tensor | None, ...] | None = None
+    transformed: bool = False
+
+    def coordinates(self) -> tuple[Tensor | None, ...]:
+        if self.coords is not None:
+            return self.coords
+        return tuple(
+            torch.arange(size).view([-1 if e == d else 1 for e in range(len(self.shape))])
+            .expand(self.shape)
+            for d, size in enumerate(self.shape)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor of the graph: its shape, its tags, and the parameter it still is, if any.
+
+    ``tags`` is None only for a parameter that has not met anything yet.
+    """
+
+    shape: tuple[int, ...]
+    tags: Tensor | None = None
+    parameter: ParameterView | None = None
+    const: Tensor | None = None
+    buffer: str = ""
+
+    @property
+    def is_constant(self) -> bool:
+        """Available to every task: no unit and no parameter in it."""
+        return self.parameter is None and self.tags is not None and is_zero(self.tags)
+
+    def with_tags(self, tags: Tensor) -> Value:
+        return replace(self, tags=tags)
+
+
+def constant(shape: tuple[int, ...], const: Tensor | None = None, buffer: str = "") -> Value:
+    return Value(shape, ZERO.expand(shape), None, const, buffer)
+
+
+def core(tags: Tensor) -> Tensor:
+    """The same tags with size 1 along every dimension in which they do not vary."""
+    stride = tags.stride()
+    size = [1 if step == 0 else n for n, step in zip(tags.shape, stride, strict=True)]
+    return tags.as_strided(size, stride, tags.storage_offset())
+
+
+def compress(tags: Tensor) -> Tensor:
+    """Find the dimensions in which nothing varies and give them stride 0."""
+    shape = tags.shape
+    small = core(tags)
+    for dim in range(small.dim()):
+        if small.shape[dim] > 1:
+            first = small.narrow(dim, 0, 1)
+            if torch.equal(small, first.expand_as(small)):
+                small = first
+    return small.contiguous().expand(shape)
+
+
+def is_zero(tags: Tensor) -> bool:
+    small = core(tags)
+    if small.numel() == 1:
+        return int(small) == 0
+    return not bool(small.any())
+
+
+def varies(tags: Tensor) -> list[int]:
+    """The dimensions along which the tags are not known to be constant."""
+    return [
+        dim
+        for dim, (n, step) in enumerate(zip(tags.shape, tags.stride(), strict=True))
+        if n > 1 and step != 0
+    ]
+
+
+def vector(units: np.ndarray, dim: int, shape: tuple[int, ...]) -> Tensor:
+    """Tags that vary along one dimension only."""
+    view = [1] * len(shape)
+    view[dim] = -1
+    return torch.from_numpy(units).view(view).expand(shape)
+
+
+def array(tags: Tensor) -> np.ndarray:
+    """The distinct part of the tags as a flat numpy array."""
+    return core(tags).reshape(-1).numpy()
