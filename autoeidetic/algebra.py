@@ -504,8 +504,14 @@ class Algebra:
         several = ((rows != highest[:, None]) & (rows != 0)).any(axis=1)
         if not several.any():
             return highest
-        ordered = np.sort(rows[several], axis=1)
-        distinct, inverse = np.unique(ordered, axis=0, return_inverse=True)
+        chosen = rows[several]
+        if len(chosen) == 1:
+            distinct, inverse = chosen, np.zeros(1, np.int64)
+        else:
+            _, first, inverse = np.unique(
+                _row_hashes(chosen), return_index=True, return_inverse=True
+            )
+            distinct = chosen[first]
         sets = [np.unique(row[row != 0]) for row in distinct]
         highest = highest.copy()
         if how == "auto":
@@ -605,6 +611,16 @@ def _distinct(rows: Array) -> int:
     ordered = np.sort(rows, axis=1)
     fresh = (ordered[:, 1:] != ordered[:, :-1]) & (ordered[:, 1:] != 0)
     return int(fresh.sum(axis=1).max(initial=0)) + 1
+
+
+def _row_hashes(rows: Array) -> Array:
+    """A number per row that is the same for rows with the same elements in any order."""
+    mixed = rows.astype(np.uint64)
+    with np.errstate(over="ignore"):
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+        mixed ^= mixed >> np.uint64(31)
+        return mixed.sum(axis=1, dtype=np.uint64)
 
 
 def _multiplicity(items: Array) -> Array:

@@ -34,8 +34,8 @@ def analyze(
         >>> deps = autoeidetic.analyze(net, torch.randn(2, 4))
         >>> [(group.name, group.size) for group in deps.groups]
         [('0', 8)]
-        >>> deps.heads
-        ('2',)
+        >>> [head.layer for head in deps.heads]
+        ['2']
 
     Raises:
         InputError: inputs are missing or cannot be traced.

@@ -594,7 +594,8 @@ class _Recorder:
     def _create(self, func: Any, args: Any, kwargs: dict[str, Any]) -> fx.Node:
         node_args = _map(args, self._node)
         node_kwargs = _map(kwargs, self._node) if kwargs else {}
-        node = self.graph.create_node("call_function", func, tuple(node_args), node_kwargs)
+        name = getattr(func, "_opname", None) or func.__name__
+        node = self.graph.create_node("call_function", func, tuple(node_args), node_kwargs, name)
         node.meta["module"] = self.path_stack[-1] if self.path_stack else ""
         node.meta["line"] = _user_line()
         node.meta["scope"] = self.scope
@@ -606,7 +607,7 @@ class _Recorder:
             return
         for index, item in enumerate(output):
             if isinstance(item, Tensor):
-                part = self.graph.create_node("call_function", operator.getitem, (node, index))
+                part = self.graph.create_node("call_function", operator.getitem, (node, index), name="part")
                 part.meta.update(
                     module=node.meta["module"], line=node.meta["line"], scope=node.meta["scope"]
                 )

@@ -183,13 +183,15 @@ def _compact(labels: Array) -> Array:
 
 
 def _layer_signature(algebra: Algebra) -> Array:
-    """A random number per unit that tells in which parameters it has elements."""
+    """A random number per unit that tells in which layer it has elements."""
     random = np.random.default_rng(0)
     signature = np.zeros(algebra.units.count, np.uint64)
-    for owner in algebra.owners.values():
-        key = random.integers(1, 1 << 63, dtype=np.uint64)
-        members = np.unique(array(owner))
-        signature[members] += key
+    layers: dict[str, np.uint64] = {}
+    for name, owner in algebra.owners.items():
+        layer = name.rpartition(".")[0]
+        if layer not in layers:
+            layers[layer] = random.integers(1, 1 << 63, dtype=np.uint64)
+        signature[array(owner)] = layers[layer]
     return signature
 
 
@@ -223,10 +225,10 @@ def _merge_useless_apart(
     single = count[b] == 1
     target[b[single]] = a[single]
     layers = np.zeros(size, np.uint64)
-    np.add.at(layers, labels, signature)
+    layers[labels] = signature
     several = np.unique(b[count[b] > 1])
     if len(several):
-        same = np.stack([requirers[several], layers[several] * 0 + _parity(layers, several)], 1)
+        same = np.stack([requirers[several], layers[several]], 1)
         _, first, inverse = np.unique(same, axis=0, return_index=True, return_inverse=True)
         target[several] = several[first[inverse.reshape(-1)]]
     if np.array_equal(target, np.arange(size)):
@@ -237,10 +239,6 @@ def _merge_useless_apart(
             break
         target = above
     return target[labels]
-
-
-def _parity(layers: Array, classes: Array) -> Array:
-    return layers[classes]
 
 
 def _edges(propagation: Propagation, labels: Array, nested: set[int]) -> Array:
@@ -291,8 +289,7 @@ def _elements(owners: dict[str, Tensor], count: int) -> Array:
     elements = np.zeros(count + 1, np.int64)
     for owner in owners.values():
         small = array(owner)
-        each = owner.numel() // max(len(small), 1)
-        elements += np.bincount(small, minlength=count + 1) * each
+        np.add.at(elements, small, owner.numel() // max(len(small), 1))
     return elements
 
 
@@ -322,13 +319,13 @@ def _groups(plan: Plan) -> tuple[Array, int]:
     random = np.random.default_rng(2)
     signature = np.zeros(plan.classes + 1, np.uint64)
     order = np.full(plan.classes + 1, len(plan.parameters), np.int64)
-    for position, parameter in enumerate(plan.parameters.values()):
+    for position, parameter in reversed(list(enumerate(plan.parameters.values()))):
         small = array(parameter.owner)
-        each = parameter.owner.numel() // max(len(small), 1)
-        count = np.bincount(small, minlength=plan.classes + 1) * each
-        key = random.integers(1, 1 << 63, dtype=np.uint64)
-        signature += count.astype(np.uint64) * key
-        order[count > 0] = np.minimum(order[count > 0], position)
+        each = np.uint64(parameter.owner.numel() // max(len(small), 1))
+        with np.errstate(over="ignore"):
+            key = random.integers(1, 1 << 63, dtype=np.uint64) * each
+        np.add.at(signature, small, key)
+        order[small] = position
     owning = plan.elements > 0
     _, first, inverse = np.unique(signature[owning], return_index=True, return_inverse=True)
     rank = np.argsort(np.argsort(order[owning][first], kind="stable"))

@@ -1,20 +1,134 @@
-"""What ``analyze`` returns (first form)."""
+"""The result of an analysis: groups, heads, what is locked, and the graph people look at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cached_property
+from html import escape
+from typing import Any
+
+import networkx as nx
+from torch import Tensor
+
+from . import export
+from .capture import Capture
 from .couple import Coupling
+from .errors import Place
+from .plan import Plan
+from .propagate import tags_of
+from .structure import Group, Head, Locked, Structure, build
 
 
 class Dependencies:
+    """Which channels of a model depend on which.
+
+    Example:
+        >>> import torch, autoeidetic
+        >>> from torch import nn
+        >>> class Block(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.stem, self.branch = nn.Linear(4, 8), nn.Linear(8, 8)
+        ...         self.head = nn.Linear(8, 3)
+        ...     def forward(self, x):
+        ...         x = self.stem(x)
+        ...         return self.head(x + self.branch(x).relu())
+        >>> deps = autoeidetic.analyze(Block(), torch.randn(2, 4))
+        >>> stream = deps.groups[0]
+        >>> stream.size, stream.layers
+        (8, ('stem', 'branch'))
+        >>> stream.bonds[0].place.operator
+        'aten.add'
+        >>> sorted(deps.graph.successors("stem"))
+        ['group:stem']
+    """
+
     def __init__(self, coupling: Coupling) -> None:
         self._coupling = coupling
-        self.plan = coupling.plan
-        self.capture = coupling.propagation.capture
+        self.plan: Plan = coupling.plan
+        self.capture: Capture = coupling.propagation.capture
+        self._structure: Structure = build(coupling)
 
     @property
-    def values(self):
-        from .propagate import tags_of
-        p = self._coupling.propagation
-        out = {}
-        for node in p.nodes:
-            t = tags_of(p, node) if node in p.values else None
-            if t is not None:
-                out[node.name] = self._coupling.classes(t)
-        return out
+    def groups(self) -> tuple[Group, ...]:
+        """The groups of the backbone, in the order of the model's parameters."""
+        return self._structure.groups
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        """The layers that make the outputs."""
+        return self._structure.heads
+
+    @property
+    def locked(self) -> Locked:
+        """What cannot be divided between tasks, where and why."""
+        return self._structure.locked
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Parameters that no output depends on in eval mode."""
+        return self._structure.unused
+
+    @property
+    def operators(self) -> Counter[str]:
+        """How often each operator occurs in the graph."""
+        return self._coupling.propagation.operators
+
+    @property
+    def unhandled(self) -> tuple[Place, ...]:
+        """Operators without a rule: everything they read was mixed."""
+        return tuple(self._coupling.propagation.unhandled)
+
+    @property
+    def backbone_elements(self) -> int:
+        """Parameter elements outside the heads that the outputs depend on."""
+        return self._structure.backbone
+
+    @property
+    def largest_class_share(self) -> float:
+        """The part of the backbone's elements that its largest class holds."""
+        return self._structure.largest_class / max(self._structure.backbone, 1)
+
+    @cached_property
+    def graph(self) -> nx.DiGraph:
+        """Layers and groups with typed edges; see :func:`autoeidetic.export.graph`."""
+        return export.graph(self._structure, self.capture)
+
+    @cached_property
+    def values(self) -> dict[str, Tensor]:
+        """The classes in the value of every node of ``capture.graph``, by node name."""
+        propagation = self._coupling.propagation
+        result = {}
+        for node in propagation.nodes:
+            tags = tags_of(propagation, node) if node in propagation.values else None
+            if tags is not None:
+                result[node.name] = self._coupling.classes(tags)
+        return result
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the plan as plain data."""
+        return export.to_dict(self)
+
+    def to_json(self) -> str:
+        """:meth:`to_dict` as JSON."""
+        return export.to_json(self)
+
+    def to_dot(self) -> str:
+        """The graph in Graphviz's language."""
+        return export.to_dot(self.graph)
+
+    def to_mermaid(self) -> str:
+        """The graph as a Mermaid flow chart."""
+        return export.to_mermaid(self.graph)
+
+    def __str__(self) -> str:
+        return export.table(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"Dependencies({len(self.groups)} groups, {self.plan.classes} classes, "
+            f"{self.locked.share:.1%} locked)"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"

@@ -168,6 +168,17 @@ class Requirements:
         """The largest closed set without class ``k``."""
         return set(range(1, self.classes + 1)) - self._reach([k], self.backward)
 
+    def between(self, owning: set[int]) -> list[tuple[int, int]]:
+        """Edges between classes that own something, through any that own nothing."""
+        through = {a: bs for a, bs in self.forward.items() if a not in owning}
+        pairs = {
+            (a, b)
+            for a in self.forward.keys() & owning
+            for b in self._reach(self.forward[a], through) & owning
+            if a != b
+        }
+        return sorted(pairs)
+
     def closed(self, kept: set[int]) -> bool:
         return all(b in kept or b == 0 for a in kept for b in self.forward.get(a, ()))
 
@@ -211,8 +222,9 @@ class Masking(TorchFunctionMode):
         def protect(tensor: Tensor) -> Tensor:
             if id(tensor) not in self.origin or isinstance(tensor, nn.Parameter):
                 return tensor
+            parameters = self.origin[id(tensor)][1]
             for entry in masks:
-                if entry.parameter in self.origin[id(tensor)][1]:
+                if entry.parameter in parameters:
                     tensor = entry.apply(tensor)
             return tensor
 
@@ -582,11 +594,11 @@ def check(
         if len(kept) < plan.classes:
             what = f"random set {number} of {len(kept)}/{plan.classes} classes"
             report.add(_trial(net, kept, seeds=seeds, what=what))
-    if edges and len(requirements.edges):
-        order = generator.permutation(len(requirements.edges))[:edges]
-        for a, b in requirements.edges[order].tolist():
-            if a != b and _members(plan, b):
-                _looseness(net, requirements, a, b, report)
+    if edges:
+        pairs = requirements.between(_owning(plan))
+        for index in generator.permutation(len(pairs))[:edges].tolist():
+            a, b = pairs[index]
+            _looseness(net, requirements, a, b, report)
     return report
 
 
@@ -596,6 +608,7 @@ def _spread(plan: Any, classes: list[int]) -> list[int]:
     for name, entry in plan.parameters.items():
         for k in entry.owner.unique().tolist():
             first.setdefault(k, name)
+    classes = [k for k in classes if k in first] + [k for k in classes if k not in first]
     seen: dict[str, int] = {}
     turn = {}
     for k in classes:
@@ -631,6 +644,11 @@ def _looseness(net: Nested, requirements: Requirements, a: int, b: int, report: 
     scrambles = [net.scrambled(state, only_b, seed, scale) for seed, scale in ((1, 1.0), (2, 8.0))]
     if not any(net.moved(before, net.run(scramble, protected=True)) for scramble in scrambles):
         report.loose.append((a, b))
+
+
+def _owning(plan: Any) -> set[int]:
+    """Classes that own an element of a parameter."""
+    return {k for entry in plan.parameters.values() for k in entry.owner.unique().tolist()}
 
 
 def _members(plan: Any, k: int) -> str:

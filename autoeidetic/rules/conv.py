@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..algebra import Algebra
-from ..values import Value, varies
+from ..values import Value, compress, varies
 from .linear import _biased, shared
 from .registry import aten, rule
 
@@ -61,15 +61,16 @@ def convolution(
 
 def _conv(algebra: Algebra, x: Value, weight: Value, groups: int, transposed: bool) -> Value:
     tags = algebra.tags(x)
-    if algebra.is_shared(tags, [1]):
+    depthwise = tags.shape[1] == groups > 1
+    if not depthwise and algebra.is_shared(tags, [1]):
         return _over_channels(algebra, tags, weight)
+    outputs = algebra.shape[1] // groups
+    if depthwise and weight.parameter is not None:
+        return _depthwise(algebra, tags, weight, outputs)
     seen = algebra.columns(tags, [1]).reshape(groups, -1)
     inputs = seen.shape[1]
-    outputs = algebra.shape[1] // groups
     if weight.parameter is None and weight.tags is not None:
         return _computed_weight(algebra, seen, weight, transposed)
-    if inputs == 1 and groups > 1:
-        return _depthwise(algebra, seen, weight, outputs, transposed)
     algebra.role(weight, "output")
     kernel = weight.shape[2:]
     if transposed:  # [inputs, outputs of its group, ...]
@@ -105,21 +106,27 @@ def _rows_of_transposed(algebra: Algebra, weight: Value, groups: int, outputs: i
 
 
 def _depthwise(
-    algebra: Algebra, seen: Tensor, weight: Value, multiplier: int, transposed: bool
+    algebra: Algebra, tags: Tensor, weight: Value, multiplier: int
 ) -> Value:
-    """Row c reads channel c alone: it is in that channel's class."""
+    """Row c reads channel c alone: it is in that channel's class.
+
+    The weight may serve several units per channel (all heads of an attention layer); then they
+    require it, as with any other parameter that is applied channel by channel.
+    """
     algebra.role(weight, "depthwise")
-    units = seen.reshape(-1, 1).expand(-1, multiplier)
-    rank = len(weight.shape) - 2
-    size = (-1, multiplier) if transposed else (seen.numel() * multiplier, 1)
-    tags = units.reshape(*size, *[1] * rank) if not transposed else units.reshape(
-        seen.numel(), multiplier, *[1] * rank
-    )
-    combined = algebra.pointwise(
-        Value(tuple(weight.shape), tags.expand(weight.shape)), weight, shape=weight.shape
-    )
-    rows = algebra._reduce(algebra.tags(combined), range(2, len(weight.shape)), "hard")
-    return algebra.result(_along_channels(algebra, rows.reshape(-1)))
+    space = range(2, tags.dim())
+    kernel_dims = range(2, len(weight.shape))
+    tags = algebra._reduce(tags, space, "auto").repeat_interleave(multiplier, 1)
+    flat_space = [1] * len(kernel_dims)
+    channels = Value(tuple(tags.shape), compress(tags))
+    if set(varies(channels.tags)) <= {1} and weight.tags is None:  # type: ignore[arg-type]
+        rows = algebra.tags(channels)[0].reshape(weight.shape[0], weight.shape[1], *flat_space)
+        met = Value(weight.shape, rows.expand(weight.shape))
+        rows = algebra.tags(algebra.pointwise(met, weight, shape=weight.shape))
+        rows = algebra._reduce(rows, kernel_dims, "hard").reshape(-1)
+        return algebra.result(_along_channels(algebra, rows))
+    units = algebra.own_rows(weight, [0, 1]).reshape(1, -1, *flat_space)
+    return algebra.result(algebra.combine(algebra.tags(channels), units, channels.shape))
 
 
 def _computed_weight(algebra: Algebra, seen: Tensor, weight: Value, transposed: bool) -> Value:
