@@ -55,13 +55,10 @@ def analyze(
     captured = capture(model, call_inputs(model, example_inputs))
     propagation = propagate(captured)
     for unhandled in propagation.unhandled:
-        remedy = f"write a rule: @autoeidetic.rule(torch.ops.{unhandled.operator})"
-        fact = "no rule and no decomposition for this operator; everything it reads is mixed"
         if on_unhandled == "raise":
-            raise UnhandledOperatorError(fact, place=unhandled, remedy=remedy)
-        warnings.warn(
-            f"{fact}\n  where: {unhandled}\n  remedy: {remedy}",
-            UnhandledOperatorWarning,
-            stacklevel=2,
-        )
+            raise UnhandledOperatorError(
+                unhandled.reason, place=unhandled.place, remedy=unhandled.remedy
+            )
+        text = f"{unhandled.reason}\n  where: {unhandled.place}\n  remedy: {unhandled.remedy}"
+        warnings.warn(text, UnhandledOperatorWarning, stacklevel=2)
     return Dependencies(couple(propagation))

@@ -101,10 +101,11 @@ def _demo(options: argparse.Namespace) -> None:
 
 
 def _divided(deps: Dependencies) -> str:
-    channels = sum(group.size for group in deps.groups)
+    classes = sum(group.size for group in deps.groups)
+    heads = ", ".join(head.layer for head in deps.heads) or "none"
     return (
-        f"{channels} channel classes in {len(deps.groups)} groups can be divided between tasks; "
-        f"{len(deps.locked)} places cannot; the head is {', '.join(deps.heads) or 'not found'}."
+        f"{classes:,} classes of channels in {len(deps.groups)} groups can be divided between "
+        f"tasks, {deps.locked.share:.1%} of the backbone is locked; each task gets its own: {heads}."
     )
 
 
@@ -226,3 +227,7 @@ def parameters_on_meta() -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = original  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -18,11 +18,12 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from .algebra import Algebra
-from .capture import ModuleCall, operator_name
 from .errors import NoParametersError
-from .plan import Nested, NestedCall, ParameterPlan, Plan, Read
-from .propagate import MixingSite, Propagation, tags_of, unit_numbers
-from .values import Value, array, compress, core, is_zero, vector
+from .graph import operator_name
+from .nesting import accepted_sites, nested_modules, structure
+from .plan import ParameterPlan, Plan, Read
+from .propagate import Propagation, tags_of, unit_numbers
+from .values import array, compress, core
 
 Array = np.ndarray
 _ROUNDS = 32
@@ -51,7 +52,7 @@ def couple(propagation: Propagation) -> Coupling:
     algebra = propagation.algebra
     unused = _own_unused(algebra)
     outputs = _output_units(propagation)
-    nested = _accepted_sites(propagation)
+    nested = accepted_sites(propagation)
     labels = _classes(propagation, outputs, set(nested))
     relabel = lambda tags: _relabel(tags, labels)  # noqa: E731
     reads = _reads(propagation, relabel)
@@ -75,8 +76,8 @@ def couple(propagation: Propagation) -> Coupling:
             for name in propagation.capture.parameters
         },
         buffers={name: relabel(units) for name, units in algebra.buffers.items()},
-        nested=_nested(propagation, nested, relabel),
-        outputs=_structure(propagation.capture.output, propagation, relabel),
+        nested=nested_modules(propagation, nested, relabel),
+        outputs=structure(propagation.capture.output, propagation, relabel),
     )
     group_of_class, groups = _groups(plan)
     return Coupling(
@@ -95,12 +96,8 @@ def _own_unused(algebra: Algebra) -> set[str]:
     """Give parameters, and parts of them, that no output reads a unit of their own."""
     unused = {name for name in algebra.parameter_shapes if name not in algebra.owners}
     for name in unused:
-        shape = algebra.parameter_shapes[name]
-        algebra.owners[name] = torch.from_numpy(algebra.units.new(1)).expand(shape or (1,)).view(
-            shape
-        ) if not shape else torch.from_numpy(algebra.units.new(1)).view([1] * len(shape)).expand(
-            shape
-        )
+        unit = torch.from_numpy(algebra.units.new(1)).reshape(())
+        algebra.owners[name] = unit.expand(algebra.parameter_shapes[name])
     for name, owner in algebra.owners.items():
         if bool((core(owner) < 0).any()):
             rest = int(algebra.units.new(1)[0])
@@ -253,7 +250,8 @@ def _edges(propagation: Propagation, labels: Array, nested: set[int]) -> Array:
 
 def _relabel(tags: Tensor, labels: Array) -> Tensor:
     small = core(tags)
-    return torch.from_numpy(labels[small.numpy()]).view(small.shape).expand(tags.shape)
+    classes = torch.from_numpy(labels[small.reshape(-1).numpy()])
+    return classes.view(small.shape).expand(tags.shape)
 
 
 # -- heads, reads, groups -----------------------------------------------------------------------
@@ -332,95 +330,3 @@ def _groups(plan: Plan) -> tuple[Array, int]:
     groups = np.full(plan.classes + 1, -1, np.int64)
     groups[owning] = rank[inverse.reshape(-1)]
     return groups, len(first)
-
-
-# -- mixing sites --------------------------------------------------------------------------------
-
-
-def _accepted_sites(propagation: Propagation) -> dict[int, str]:
-    """The mixing sites that a module evaluated level by level keeps apart, with its path."""
-    calls = propagation.capture.calls
-    inside: dict[int, list[fx.Node]] = defaultdict(list)
-    wanted = {site.scope[-1] for site in propagation.sites if len(site.scope) > 1}
-    for node in propagation.nodes:
-        for ident in node.meta.get("scope", ()):
-            if ident in wanted:
-                inside[ident].append(node)
-    closed = {i: _is_closed(calls[i], inside[i], propagation) for i in wanted}
-    accepted: dict[int, str] = {}
-    for index, site in enumerate(propagation.sites):
-        scope = site.scope
-        while len(scope) > 1 and not closed.get(scope[-1], False):
-            scope = ()
-        if len(scope) > 1:
-            accepted[index] = calls[scope[-1]].path
-    return accepted
-
-
-def _is_closed(call: ModuleCall, nodes: list[fx.Node], propagation: Propagation) -> bool:
-    """Does everything that enters and leaves the module pass through its call?"""
-    own = set(nodes)
-    entering = set(_leaves((call.args, call.kwargs)))
-    leaving = set(_leaves(call.outputs))
-    for node in nodes:
-        for source in node.all_input_nodes:
-            if source not in own and source not in entering and _carries_units(source, propagation):
-                return False
-        if node not in leaving and any(user not in own for user in node.users):
-            if not isinstance(propagation.values.get(node), Value):
-                continue  # a container: its parts are looked at
-            if _carries_units(node, propagation):
-                return False
-    return True
-
-
-def _carries_units(node: fx.Node, propagation: Propagation) -> bool:
-    value = propagation.values.get(node)
-    if not isinstance(value, Value) or value.parameter is not None:
-        return False
-    return value.tags is not None and not is_zero(value.tags)
-
-
-def _leaves(structure: Any) -> list[fx.Node]:
-    return [leaf for leaf in pytree.tree_leaves(structure) if isinstance(leaf, fx.Node)]
-
-
-def _nested(
-    propagation: Propagation, accepted: dict[int, str], relabel: Any
-) -> tuple[Nested, ...]:
-    sites: dict[str, list[MixingSite]] = defaultdict(list)
-    for index, path in accepted.items():
-        sites[path].append(propagation.sites[index])
-    result = []
-    for path, places in sites.items():
-        nodes = [propagation.nodes[site.node] for site in places]
-        calls = [c for c in propagation.capture.calls.values() if c.path == path]
-        result.append(
-            Nested(
-                module=path,
-                operators=tuple(dict.fromkeys(operator_name(n) for n in nodes)),
-                lines=tuple(dict.fromkeys(n.meta["line"] for n in nodes)),
-                calls=tuple(
-                    NestedCall(
-                        _structure(c.args, propagation, relabel),
-                        _structure(c.kwargs, propagation, relabel),
-                        _structure(c.outputs, propagation, relabel),
-                    )
-                    for c in calls
-                ),
-            )
-        )
-    return tuple(result)
-
-
-def _structure(nodes: Any, propagation: Propagation, relabel: Any) -> Any:
-    """The same structure with classes for nodes."""
-
-    def classes(leaf: Any) -> Any:
-        tags = tags_of(propagation, leaf) if isinstance(leaf, fx.Node) else None
-        return None if tags is None else relabel(tags)
-
-    return pytree.tree_map(classes, nodes)
-
-
-__all__ = ["Coupling", "couple", "vector"]

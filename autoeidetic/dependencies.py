@@ -11,11 +11,10 @@ import networkx as nx
 from torch import Tensor
 
 from . import export
-from .capture import Capture
 from .couple import Coupling
-from .errors import Place
+from .graph import Capture
 from .plan import Plan
-from .propagate import tags_of
+from .propagate import Unhandled, tags_of
 from .structure import Group, Head, Locked, Structure, build
 
 
@@ -75,8 +74,8 @@ class Dependencies:
         return self._coupling.propagation.operators
 
     @property
-    def unhandled(self) -> tuple[Place, ...]:
-        """Operators without a rule: everything they read was mixed."""
+    def unhandled(self) -> tuple[Unhandled, ...]:
+        """Operators that could only be dealt with by mixing everything they read."""
         return tuple(self._coupling.propagation.unhandled)
 
     @property

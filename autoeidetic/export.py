@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 
-from .capture import Capture
+from .graph import Capture
 from .structure import Structure
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ def graph(structure: Structure, capture: Capture) -> nx.DiGraph:
             result.add_node(layer, kind=kind, label=layer, elements=0, shapes="")
         node = result.nodes[layer]
         node["elements"] += parameter.numel()
-        node["shapes"] = (node["shapes"] + f" {name.rpartition('.')[2]}{list(parameter.shape)}").strip()
+        shape = f"{name.rpartition('.')[2]}{list(parameter.shape)}"
+        node["shapes"] = f"{node['shapes']} {shape}".strip()
     for group in structure.groups:
         node = f"group:{group.name}"
         couples = [b for b in group.bonds if b.kind == "joined"]
@@ -77,7 +78,7 @@ def to_dict(deps: Dependencies) -> dict[str, Any]:
         "captured_by": deps.capture.way,
         "nodes": len(deps.capture.graph.nodes),
         "operators": dict(deps.operators),
-        "unhandled": [str(place) for place in deps.unhandled],
+        "unhandled": [str(unhandled) for unhandled in deps.unhandled],
         "classes": deps.plan.classes,
         "backbone_elements": deps.backbone_elements,
         "largest_class_share": deps.largest_class_share,
@@ -183,7 +184,7 @@ def table(deps: Dependencies) -> str:
     lines.append(str(deps.locked))
     if deps.unused:
         lines.append(f"unused in eval mode: {', '.join(deps.unused)}")
-    lines.extend(f"unhandled operator: {place}" for place in deps.unhandled)
+    lines.extend(f"unhandled: {unhandled}" for unhandled in deps.unhandled)
     return "\n".join(lines)
 
 

@@ -92,16 +92,17 @@ def _torchvision_inputs(model: nn.Module) -> CallInputs | None:
     if not module.startswith("torchvision.models"):
         return None
     if ".video" in module:
-        return _image(3, 16, 224, 224) if hasattr(model, "pos_encoding") else _image(3, 16, 112, 112)
+        edge = 224 if hasattr(model, "pos_encoding") else 112
+        return _image(3, 16, edge, edge)
     if ".detection" in module:
         return None
     if ".optical_flow" in module:
         image = torch.empty(BATCH, 3, 128, 128, device="meta")
         return CallInputs((image, image.clone()), {})
-    edge = getattr(model, "image_size", None)
-    if not isinstance(edge, int):
-        edge = 299 if type(model).__name__ == "Inception3" else 224
-    return _image(3, edge, edge)
+    size = getattr(model, "image_size", None)
+    if not isinstance(size, int):
+        size = 299 if type(model).__name__ == "Inception3" else 224
+    return _image(3, size, size)
 
 
 def _transformers_inputs(model: nn.Module) -> CallInputs | None:

@@ -18,8 +18,9 @@ from torch import Tensor, fx
 from torch._decomp import decomposition_table
 
 from .algebra import Algebra
-from .capture import Capture, capture_function, operator_name, place
+from .capture import capture_function
 from .errors import AutoeideticError, Place, RuleError
+from .graph import Capture, operator_name, place
 from .rules import find_rule
 from .values import ParameterView, Value, array, constant
 
@@ -39,6 +40,18 @@ class MixingSite:
 
 
 @dataclass(frozen=True)
+class Unhandled:
+    """An operator that could only be dealt with by mixing everything it reads."""
+
+    place: Place
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.reason}"
+
+
+@dataclass(frozen=True)
 class Propagation:
     """What the tags told: input of the coupling stage."""
 
@@ -48,7 +61,7 @@ class Propagation:
     values: dict[fx.Node, Any]
     sites: list[MixingSite]
     operators: Counter[str]
-    unhandled: list[Place]
+    unhandled: list[Unhandled]
 
 
 @dataclass
@@ -60,7 +73,8 @@ class _Interpreter:
     soft: dict[fx.Node, frozenset[int]] = field(default_factory=dict)
     sites: list[MixingSite] = field(default_factory=list)
     operators: Counter[str] = field(default_factory=Counter)
-    unhandled: list[Place] = field(default_factory=list)
+    unhandled: list[Unhandled] = field(default_factory=list)
+    read_by_python: list[fx.Node] = field(default_factory=list)
 
     def run(self) -> None:
         for node in self.capture.graph.nodes:
@@ -100,6 +114,8 @@ class _Interpreter:
         _values(list(kwargs.values()), operands)
         if all(v.is_constant for v in operands):
             return self._constant_results(node)
+        if node.meta.get("read_by_python"):
+            self.read_by_python.append(node)
         result = apply_rule(self.algebra, node, args, kwargs)
         if result is None:
             result = self._without_rule(node, args, kwargs)
@@ -117,7 +133,9 @@ class _Interpreter:
         result = _decomposed(self.algebra, node, args, kwargs)
         if result is not None:
             return result
-        self.unhandled.append(place(node))
+        remedy = f"write a rule for it: @autoeidetic.rule(torch.ops.{operator_name(node)})"
+        reason = "no rule and no decomposition, everything it reads is mixed"
+        self.unhandled.append(Unhandled(place(node), reason, remedy))
         operands: list[Value] = []
         _values([args, list(kwargs.values())], operands)
         tags = self.algebra.mix_everything(operands)
@@ -160,6 +178,22 @@ class _Interpreter:
         for arg in node.all_input_nodes:
             for site in self.soft.get(arg, ()):
                 self.sites[site].scope = ()
+        if self.read_by_python:
+            self._lock_what_python_read(node)
+
+    def _lock_what_python_read(self, output: fx.Node) -> None:
+        """Values that Python looked at may decide anything: every output requires them."""
+        algebra = self.algebra
+        reason = "Python code looks at a value that depends on parameters, all of it is locked"
+        remedy = "compute with tensors instead of numbers (torch.where instead of if)"
+        self.unhandled.extend(
+            Unhandled(place(node), reason, remedy) for node in self.read_by_python
+        )
+        sources = [self.values[a] for n in self.read_by_python for a in n.all_input_nodes]
+        looked_at = algebra.mix_everything(sources).numpy()
+        for arg in output.all_input_nodes:
+            units = unit_numbers(algebra.tags(self.values[arg]))
+            algebra.units.require(units, np.broadcast_to(looked_at, units.shape), algebra.index)
 
 
 def propagate(capture: Capture) -> Propagation:

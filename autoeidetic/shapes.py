@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 aten = torch.ops.aten
-Bound = tuple[Any, tuple[Any, ...]] | None
+# the operator, its positional arguments and, where it has some, its keyword arguments
+Bound = tuple[Any, tuple[Any, ...]] | tuple[Any, tuple[Any, ...], dict[str, Any]] | None
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Bound:
@@ -130,10 +131,9 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Bound:
-    if enable_gqa:
-        return None
     arguments = (query, key, value, attn_mask, 0.0, is_causal)
-    return aten.scaled_dot_product_attention.default, arguments
+    keywords = {"scale": scale, "enable_gqa": enable_gqa} if enable_gqa or scale else {}
+    return aten.scaled_dot_product_attention.default, arguments, keywords
 
 
 def _matmul(input: Tensor, other: Tensor) -> Bound:
@@ -226,7 +226,7 @@ def _norm_shape(input: Tensor, *_: Any) -> Tensor:
 
 
 def _attention_shape(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor | None:
-    if query.shape[:-2] != value.shape[:-2]:
+    if query.shape[:-2] != value.shape[:-2] or key.shape[:-2] != value.shape[:-2]:
         return None
     return _meta(query, (*query.shape[:-1], value.shape[-1]))
 

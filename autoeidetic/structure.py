@@ -11,9 +11,9 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from .capture import operator_name, place
 from .couple import Coupling
 from .errors import Place
+from .graph import operator_name, place
 from .values import array
 
 Array = np.ndarray
@@ -31,8 +31,12 @@ class Member:
     elements: int
 
     def to_dict(self) -> dict[str, Any]:
-        return {"layer": self.layer, "parameter": self.parameter, "role": self.role,
-                "elements": self.elements}
+        return {
+            "layer": self.layer,
+            "parameter": self.parameter,
+            "role": self.role,
+            "elements": self.elements,
+        }
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,13 @@ class Bond:
     other: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, "operator": self.place.operator, "module": self.place.module,
-                "line": self.place.line, "other": self.other}
+        return {
+            "kind": self.kind,
+            "operator": self.place.operator,
+            "module": self.place.module,
+            "line": self.place.line,
+            "other": self.other,
+        }
 
 
 @dataclass(frozen=True)
@@ -70,9 +79,13 @@ class Group:
         return tuple(dict.fromkeys(m.layer for m in self.members if m.role != "input"))
 
     def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "size": self.size, "elements": self.elements,
-                "members": [m.to_dict() for m in self.members],
-                "bonds": [b.to_dict() for b in self.bonds]}
+        return {
+            "name": self.name,
+            "size": self.size,
+            "elements": self.elements,
+            "members": [m.to_dict() for m in self.members],
+            "bonds": [b.to_dict() for b in self.bonds],
+        }
 
 
 @dataclass(frozen=True)
@@ -85,8 +98,12 @@ class Head:
     elements: int
 
     def to_dict(self) -> dict[str, Any]:
-        return {"layer": self.layer, "parameters": list(self.parameters), "size": self.size,
-                "elements": self.elements}
+        return {
+            "layer": self.layer,
+            "parameters": list(self.parameters),
+            "size": self.size,
+            "elements": self.elements,
+        }
 
 
 @dataclass(frozen=True)
@@ -104,9 +121,15 @@ class Lock:
         return f"{self.group}: {self.share:.2%} of the backbone: {self.reason}{where}"
 
     def to_dict(self) -> dict[str, Any]:
-        return {"group": self.group, "elements": self.elements, "share": self.share,
-                "reason": self.reason, "operator": self.place.operator,
-                "module": self.place.module, "line": self.place.line}
+        return {
+            "group": self.group,
+            "elements": self.elements,
+            "share": self.share,
+            "reason": self.reason,
+            "operator": self.place.operator,
+            "module": self.place.module,
+            "line": self.place.line,
+        }
 
 
 @dataclass(frozen=True)
@@ -217,7 +240,7 @@ def _heads(coupling: Coupling) -> tuple[Head, ...]:
     return tuple(result)
 
 
-# -- members and names ----------------------------------------------------------------------------
+# -- members and names -------------------------------------------------------------------------
 
 
 def _members(coupling: Coupling, heads: set[str], unused: set[str]) -> list[list[Member]]:
@@ -294,7 +317,7 @@ def _common_prefix(paths: list[str]) -> str:
     return ".".join(shared)
 
 
-# -- bonds ------------------------------------------------------------------------------------------
+# -- bonds -------------------------------------------------------------------------------------
 
 
 def _bonds(
@@ -348,7 +371,7 @@ def _note_requirement(
     between.setdefault((names[left], names[right]), where)
 
 
-# -- locked -----------------------------------------------------------------------------------------
+# -- locked ------------------------------------------------------------------------------------
 
 
 def _locked(
@@ -375,9 +398,7 @@ def _locked(
         locked[reach[locked[reach[:, 0]], 1]] = True
     locked &= ~head_class & (plan.elements > 0)
     locks = [
-        _lock(coupling, g, names[g], locked, backbone)
-        for g in kept
-        if locked[(group == g)].any()
+        _lock(coupling, g, names[g], locked, backbone) for g in kept if locked[(group == g)].any()
     ]
     locks.sort(key=lambda lock: -lock.elements)
     return Locked(tuple(locks), sum(lock.elements for lock in locks) / max(backbone, 1))

@@ -34,7 +34,8 @@ class ParameterView:
         if self.coords is not None:
             return self.coords
         return tuple(
-            torch.arange(size).view([-1 if e == d else 1 for e in range(len(self.shape))])
+            torch.arange(size)
+            .view([-1 if e == d else 1 for e in range(len(self.shape))])
             .expand(self.shape)
             for d, size in enumerate(self.shape)
         )

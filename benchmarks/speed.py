@@ -66,6 +66,8 @@ def main() -> int:
     report = giant_report(records) if options.giant else compare_report(records)
     print(report)
     if not options.models:
+        content = {"setting": setting(), "models": records}
+        (RESULTS / f"speed-{kind}.json").write_text(json.dumps(content, indent=1) + "\n")
         (RESULTS / f"speed-{kind}.md").write_text(report + "\n")
     return 0
 

@@ -192,25 +192,26 @@ class Masking(TorchFunctionMode):
     def __init__(self, net: Nested) -> None:
         super().__init__()
         self.net = net
-        #: tensors computed from parameters alone: the tensor (kept alive) and the parameters
+        #: what is computed from parameters and constants alone: the tensor (so that it stays
+        #: alive and its id its own) and the parameters it comes from
         self.origin: dict[int, tuple[Tensor, frozenset[str]]] = {
-            id(p): (p, frozenset([name])) for name, p in net.parameters.items()
+            id(buffer): (buffer, frozenset()) for buffer in net.model.buffers()
         }
-        self.constant = {id(buffer) for buffer in net.model.buffers()}
+        for name, parameter in net.parameters.items():
+            self.origin[id(parameter)] = (parameter, frozenset([name]))
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        read = list(leaves([args, kwargs]))
         if func in WEIGHTED or func in PRODUCTS:
             args, kwargs = self.masked(func, args, kwargs)
         out = func(*args, **kwargs)
-        tensors = list(leaves([args, kwargs]))
-        known = [self.origin[id(t)][1] for t in tensors if id(t) in self.origin]
-        if known and all(id(t) in self.origin or id(t) in self.constant for t in tensors):
+        if all(id(tensor) in self.origin for tensor in read):
+            parameters = frozenset().union(*(self.origin[id(tensor)][1] for tensor in read))
             for result in leaves(out):
-                if id(result) not in self.origin:
-                    self.origin[id(result)] = (result, frozenset().union(*known))
+                self.origin.setdefault(id(result), (result, parameters))
         return out
 
     def masked(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -277,7 +278,7 @@ class Nested:
         self.nested = {entry.module: entry for entry in plan.nested}
         self.calls: dict[str, int] = {}
         for name, module in self.model.named_modules():
-            module.forward = self.wrapped(name, module, module.forward)  # type: ignore[method-assign]
+            module.forward = self.wrapped(name, module, module.forward)
 
     # values
 
@@ -320,8 +321,9 @@ class Nested:
             for read in entry.reads:
                 if read.transformed:
                     owner = row
-                    if row.shape != read.columns.shape:
-                        owner = row.expand(read.columns.shape)
+                    if row.dim() == 2 and row.mT.shape == read.columns.shape != row.shape:
+                        owner = row.mT
+                    owner = owner.expand(read.columns.shape)
                     mask = Mask(
                         name, read.module, str(read.operator), ~owner | self.kept[read.columns]
                     )

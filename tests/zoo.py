@@ -836,6 +836,12 @@ for _name, _function, _out in [
     ("pool_channels", lambda x: F.avg_pool1d(x.flatten(2).mT, 2).mT.unflatten(2, (6, 6)), 4),
     ("unfold", lambda x: F.unfold(x, 3, padding=1).unflatten(2, (6, 6)), 72),
     ("fold", lambda x: F.fold(F.unfold(x, 2), (6, 6), 2), 8),
+    ("max_pool_channels", lambda x: F.max_pool3d(x[:, None], (3, 1, 1), 1, (1, 0, 0))[:, 0], 8),
+    (
+        "upsample_channels",
+        lambda x: F.interpolate(x.flatten(2).mT, 12, mode="linear").mT[..., None],
+        12,
+    ),
     ("batch_mean", lambda x: x - x.mean(0, keepdim=True), 8),
     ("glu", lambda x: F.glu(x, 1), 4),
     ("pixel_shuffle", lambda x: F.pixel_shuffle(x, 2), 2),
@@ -2230,3 +2236,581 @@ class ImageToSequence(Tiny):
         y, _ = self.attention(y, y, y, need_weights=False)
         y = y.transpose(1, 2).reshape(x.shape)
         return self.head(F.relu(self.after(torch.cat([x, y], 1))))
+
+
+# ---------------------------------------------------------------- computed weights
+
+
+class ComputedWeight(nn.Module):
+    """Linear, a product with a weight that is computed from a parameter, head."""
+
+    def __init__(self, compute: Callable[[Tensor], Tensor], rows: int = 6) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 8)
+        self.w = weight(rows, 8)
+        self.compute = compute
+        self.head = nn.Linear(rows, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(F.linear(self.linear(x), self.compute(self.w))))
+
+
+def rounded(w: Tensor) -> Tensor:
+    """Quantisation with one scale for the whole tensor."""
+    step = w.abs().max() / 7
+    return torch.round(w / step) * step
+
+
+for _name, _compute, _rows in [
+    ("softmax_weight", lambda w: w.softmax(-1), 6),
+    ("softmax_weight_over_rows", lambda w: w.softmax(0), 6),
+    ("exp_weight", torch.exp, 6),
+    ("weight_plus_identity", lambda w: w + torch.eye(8, dtype=w.dtype, device=w.device), 8),
+    ("symmetric_weight", lambda w: w + w.t(), 8),
+    ("antisymmetric_weight", lambda w: w.triu(1) - w.triu(1).t(), 8),
+    ("quantised_weight", rounded, 6),
+    ("masked_weight", lambda w: w * w.new_ones(6, 8).tril(), 6),
+    ("rolled_weight", lambda w: w + w.roll(1, 0), 6),
+    ("squared_weight", lambda w: w @ w, 8),
+]:
+    register(
+        _name,
+        vector,
+        lambda compute=_compute, rows=_rows: ComputedWeight(compute, rows),  # type: ignore[misc]
+    )
+
+register(
+    "orthogonal_weight",
+    vector,
+    lambda: nn.Sequential(
+        nn.Linear(6, 8), parametrizations.orthogonal(nn.Linear(8, 6)), nn.ReLU(), nn.Linear(6, 3)
+    ),
+)
+
+
+@hazard(vector)
+class ExpWeightTransposed(Tiny):
+    def layers(self) -> dict[str, Any]:
+        return {"linear": nn.Linear(6, 8), "w": weight(6, 8), "head": nn.Linear(6, 3)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.linear(x) @ torch.exp(self.w).t()))
+
+
+@hazard(vector)
+class ScaledWeight(Tiny):
+    """Row scales are the rows' own; a scale per column is read by all rows."""
+
+    def layers(self) -> dict[str, Any]:
+        return {
+            "linear": nn.Linear(6, 8),
+            "w": weight(6, 8),
+            "rows": weight(6, 1),
+            "columns": weight(8),
+            "head": nn.Linear(6, 3),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(F.linear(self.linear(x), self.w * self.rows * self.columns)))
+
+
+@hazard(vector)
+class LowRankUpdate(Tiny):
+    """LoRA: a layer's weight plus a product of two factors."""
+
+    def layers(self) -> dict[str, Any]:
+        return {
+            "linear": nn.Linear(6, 8),
+            "base": nn.Linear(8, 6),
+            "left": weight(6, 2),
+            "right": weight(2, 8),
+            "head": nn.Linear(6, 3),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        w = self.base.weight + self.left @ self.right
+        return self.head(F.relu(F.linear(self.linear(x), w, self.base.bias)))
+
+
+@hazard(vector)
+class WeightAsGate(Tiny):
+    """The size of a weight scales the output of another layer."""
+
+    def layers(self) -> dict[str, Any]:
+        return {"first": nn.Linear(6, 8), "second": nn.Linear(8, 6), "head": nn.Linear(6, 3)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.second(F.relu(self.first(x))))
+        return self.head(y * torch.sigmoid(self.first.weight.abs().mean()))
+
+
+@hazard(vector)
+class WeightAsValues(Tiny):
+    """A memory: the rows of a weight are also the values that are read out."""
+
+    def layers(self) -> dict[str, Any]:
+        return {"keys": nn.Linear(6, 8), "after": nn.Linear(6, 5), "head": nn.Linear(5, 3)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.after(self.keys(x).softmax(-1) @ self.keys.weight)))
+
+
+@hazard(vector)
+class ComputedBias(Tiny):
+    def layers(self) -> dict[str, Any]:
+        return {
+            "linear": nn.Linear(6, 8),
+            "w": weight(6, 8),
+            "bias": nn.Linear(6, 6),
+            "head": nn.Linear(6, 3),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(F.linear(self.linear(x), self.w, self.bias(x).mean(0))))
+
+
+@hazard(image)
+class RotatedKernel(Tiny):
+    """Four orientations of one kernel."""
+
+    def layers(self) -> dict[str, Any]:
+        return {
+            "stem": stem(4),
+            "kernel": weight(2, 4, 3, 3),
+            "after": nn.Conv2d(8, 6, 1),
+            "head": pooled(6),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        kernel = torch.cat([self.kernel.rot90(turn, (2, 3)) for turn in range(4)])
+        return self.head(F.relu(self.after(F.conv2d(self.stem(x), kernel, padding=1))))
+
+
+@hazard(image)
+class BlurPool(Tiny):
+    """A fixed depthwise kernel in a buffer."""
+
+    def layers(self) -> dict[str, Any]:
+        return {
+            "stem": stem(8),
+            "kernel": nn.Buffer(torch.ones(1, 1, 3, 3) / 9),
+            "after": nn.Conv2d(8, 6, 1),
+            "head": pooled(6),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.pad(self.stem(x), (1, 1, 1, 1), mode="reflect")
+        x = F.conv2d(x, self.kernel.expand(8, -1, -1, -1), stride=2, groups=8)
+        return self.head(F.relu(self.after(x)))
+
+
+@hazard(image)
+class FixedMixture(Tiny):
+    """A Hadamard matrix in a buffer mixes channels."""
+
+    def layers(self) -> dict[str, Any]:
+        matrix = torch.ones(1, 1)
+        for _ in range(3):
+            matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
+        return {
+            "stem": stem(8),
+            "matrix": nn.Buffer(matrix),
+            "after": nn.Conv2d(8, 6, 1),
+            "head": pooled(6),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.einsum("oc,bchw->bohw", self.matrix, self.stem(x))
+        return self.head(F.relu(self.after(x)))
+
+
+@hazard(vector)
+class BlockDiagonal(Tiny):
+    """A batched product with a weight per block."""
+
+    def layers(self) -> dict[str, Any]:
+        return {
+            "linear": nn.Linear(6, 8),
+            "w": weight(4, 2, 3),
+            "bias": weight(4, 1, 3),
+            "after": nn.Linear(12, 6),
+            "head": nn.Linear(6, 3),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x).view(2, 4, 2).transpose(0, 1)
+        x = torch.baddbmm(self.bias, x, self.w).transpose(0, 1).flatten(1)
+        return self.head(F.relu(self.after(x)))
+
+
+@hazard(tokens)
+class TensorProduct(Tiny):
+    def layers(self) -> dict[str, Any]:
+        return {
+            "q": nn.Linear(6, 4),
+            "k": nn.Linear(6, 4),
+            "v": nn.Linear(6, 8),
+            "w": weight(8, 3, 5),
+            "head": nn.Linear(15, 3),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = torch.bmm(self.q(x), self.k(x).transpose(1, 2)).softmax(-1)
+        y = torch.tensordot(torch.bmm(scores, self.v(x)), self.w, dims=([2], [0]))
+        return self.head(y.mean(1).flatten(1))
+
+
+@hazard(tokens)
+class ComplexFilter(Tiny):
+    """GFNet: a learned complex filter over the frequencies of the tokens."""
+
+    def layers(self) -> dict[str, Any]:
+        return {
+            "linear": nn.Linear(6, 8),
+            "filter": weight(3, 8, 2),
+            "after": nn.Linear(8, 6),
+            "head": nn.Linear(6, 3),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.fft.rfft(self.linear(x), dim=1, norm="ortho")
+        y = torch.fft.irfft(y * torch.view_as_complex(self.filter), n=5, dim=1, norm="ortho")
+        return self.head(F.relu(self.after(y)).mean(1))
+
+
+@hazard(tokens)
+class SelectiveScan(Tiny):
+    """Mamba: a decay that depends on the input; two vectors shared by all channels."""
+
+    def layers(self) -> dict[str, Any]:
+        return {
+            "linear": nn.Linear(6, 8),
+            "step": nn.Linear(8, 8),
+            "shared": nn.Linear(8, 6),
+            "decay": weight(8, 3),
+            "skip": weight(8),
+            "after": nn.Linear(8, 6),
+            "head": nn.Linear(6, 3),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.silu(self.linear(x))
+        step = F.softplus(self.step(x)).unsqueeze(-1)
+        write, read = self.shared(x).unsqueeze(2).chunk(2, -1)
+        state, out = x.new_zeros(2, 8, 3), []
+        for t in range(5):
+            keep = torch.exp(-step[:, t] * self.decay.exp())
+            state = keep * state + step[:, t] * write[:, t] * x[:, t, :, None]
+            out.append((state * read[:, t]).sum(-1) + self.skip * x[:, t])
+        return self.head(F.relu(self.after(torch.stack(out, 1))).mean(1))
+
+
+# ---------------------------------------------------------------- channels in other places
+
+
+@hazard(tokens)
+class RolledTwice(Tiny):
+    """One Linear on the stream and on the stream rolled by a channel."""
+
+    def layers(self) -> dict[str, Any]:
+        return {"linear": nn.Linear(6, 8), "shared": nn.Linear(8, 8), "head": nn.Linear(8, 3)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        return self.head((self.shared(x) * self.shared(x.roll(1, -1))).mean(1))
+
+
+@hazard(tokens)
+class BroadcastChannel(Tiny):
+    """One channel is added to all channels of another stream."""
+
+    def layers(self) -> dict[str, Any]:
+        return {
+            "linear": nn.Linear(6, 8),
+            "one": nn.Linear(6, 1),
+            "after": nn.Linear(8, 6),
+            "head": nn.Linear(6, 3),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.after(self.linear(x) + self.one(x))).mean(1))
+
+
+@hazard(tokens)
+class OuterDifference(Tiny):
+    """All pairs of two streams, reduced again over either of them."""
+
+    def layers(self) -> dict[str, Any]:
+        return {
+            "left": nn.Linear(6, 4),
+            "right": nn.Linear(6, 3),
+            "after": nn.Linear(7, 6),
+            "head": nn.Linear(6, 3),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = (self.left(x).unsqueeze(-1) - self.right(x).unsqueeze(-2)).square()
+        return self.head(F.relu(self.after(torch.cat([pairs.sum(-1), pairs.amax(-2)], -1))).mean(1))
+
+
+@hazard(tokens)
+class ChannelsInBatch(Tiny):
+    """Channels are folded into the batch; a recurrence runs on each of them."""
+
+    def layers(self) -> dict[str, Any]:
+        return {
+            "linear": nn.Linear(6, 4),
+            "gru": nn.GRU(1, 3, batch_first=True),
+            "after": nn.Linear(12, 6),
+            "head": nn.Linear(6, 3),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, _ = self.gru(self.linear(x).transpose(1, 2).reshape(8, 5, 1))
+        return self.head(F.relu(self.after(y[:, -1].reshape(2, 12))))
+
+
+@hazard(tokens)
+class ChannelsInTime(Tiny):
+    """Channels are the time axis of a recurrence."""
+
+    def layers(self) -> dict[str, Any]:
+        return {
+            "linear": nn.Linear(6, 4),
+            "lstm": nn.LSTM(5, 3, batch_first=True),
+            "after": nn.Linear(12, 6),
+            "head": nn.Linear(6, 3),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, _ = self.lstm(self.linear(x).transpose(1, 2))
+        return self.head(F.relu(self.after(y.flatten(1))))
+
+
+@hazard(tokens)
+class ChannelsAsTokens(Tiny):
+    """Channels are the tokens of an attention."""
+
+    def layers(self) -> dict[str, Any]:
+        return {
+            "linear": nn.Linear(6, 8),
+            "attention": nn.MultiheadAttention(5, 1, batch_first=True),
+            "after": nn.Linear(8, 6),
+            "head": nn.Linear(6, 3),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x).transpose(1, 2)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return self.head(F.relu(self.after(x.transpose(1, 2))).mean(1))
+
+
+@hazard(image)
+class ChannelsInSpace(Tiny):
+    """Channels are the spatial axis of a convolution."""
+
+    def layers(self) -> dict[str, Any]:
+        return {
+            "stem": stem(8),
+            "conv": nn.Conv1d(1, 2, 3, padding=1),
+            "after": nn.Linear(16, 6),
+            "head": nn.Linear(6, 3),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(self.stem(x).mean((2, 3)).unsqueeze(1))
+        return self.head(F.relu(self.after(x.flatten(1))))
+
+
+@hazard(vector)
+class ChainOfChannels(Tiny):
+    """Each channel is gated by the one before it."""
+
+    def layers(self) -> dict[str, Any]:
+        return {"linear": nn.Linear(6, 8), "after": nn.Linear(8, 6), "head": nn.Linear(6, 3)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        parts = [x[:, 0]]
+        for channel in range(1, 8):
+            parts.append(x[:, channel] * torch.tanh(parts[-1]))
+        return self.head(F.relu(self.after(torch.stack(parts, 1))))
+
+
+@hazard(vector)
+class ConstantsFromConditions(Tiny):
+    """Zeros and ones that are placed by activations carry information too."""
+
+    def layers(self) -> dict[str, Any]:
+        return {"linear": nn.Linear(6, 8), "after": nn.Linear(8, 6), "head": nn.Linear(6, 3)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        signs = torch.where(x > 0, torch.ones_like(x), torch.zeros_like(x))
+        return self.head(F.relu(self.after(signs) + self.after(x.sign() * (x > 0.5))))
+
+
+@hazard(vector)
+class OneHot(Tiny):
+    def layers(self) -> dict[str, Any]:
+        return {
+            "linear": nn.Linear(6, 8),
+            "table": nn.Embedding(8, 5),
+            "other": nn.Linear(6, 5),
+            "head": nn.Linear(5, 3),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.linear(x)
+        hot = F.one_hot(scores.argmin(-1), 8)[:, :5]
+        return self.head(F.relu(self.table(scores.argmax(-1)) + self.other(x)) + hot)
+
+
+# ---------------------------------------------------------------- nested evaluation
+
+
+class NormInPlace(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.div_(1 + x.norm(dim=1, keepdim=True))
+
+
+@hazard(image)
+class NormChangesInput(Tiny):
+    """A submodule normalises channels in place, and the stream is read afterwards."""
+
+    def layers(self) -> dict[str, Any]:
+        return {
+            "stem": stem(8),
+            "norm": NormInPlace(),
+            "after": nn.Conv2d(8, 6, 1),
+            "other": nn.Conv2d(8, 6, 1),
+            "head": pooled(6),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        y = self.norm(x)
+        return self.head(F.relu(self.after(y)) + self.other(x))
+
+
+@hazard(image)
+class NormResultDropped(Tiny):
+    """As above, and what the submodule returns is not used."""
+
+    def layers(self) -> dict[str, Any]:
+        return {
+            "stem": stem(8),
+            "norm": NormInPlace(),
+            "after": nn.Conv2d(8, 6, 1),
+            "head": pooled(6),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        self.norm(x)
+        return self.head(F.relu(self.after(x)))
+
+
+class Statistics(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.mean(1, keepdim=True), x.std(1, keepdim=True)
+
+
+@hazard(image)
+class StatisticsLeave(Tiny):
+    """A submodule returns statistics over channels, which the caller uses."""
+
+    def layers(self) -> dict[str, Any]:
+        return {
+            "stem": stem(8),
+            "statistics": Statistics(),
+            "after": nn.Conv2d(8, 6, 1),
+            "head": pooled(6),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        mean, std = self.statistics(x)
+        return self.head(F.relu(self.after((x - mean) / (std + 1))))
+
+
+class Remember(nn.Module):
+    saved: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.saved = x.mean(1, keepdim=True)
+        return x * 2
+
+
+@hazard(image)
+class ValueOverAttribute(Tiny):
+    """A value leaves a module over an attribute instead of its result."""
+
+    def layers(self) -> dict[str, Any]:
+        return {
+            "stem": stem(8),
+            "remember": Remember(),
+            "after": nn.Conv2d(8, 6, 1),
+            "head": pooled(6),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.remember(self.stem(x))
+        return self.head(F.relu(self.after(x + self.remember.saved)))
+
+
+class NormThenRoll(nn.Module):
+    """The channels that go in do not come out in their places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = weight(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (8,), self.weight).roll(3, -1) + x
+
+
+class SoftmaxThenLinear(nn.Module):
+    """The mixture is used up inside; the module's outputs are new units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 8)
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x * self.gate(x).softmax(-1))
+
+
+class NormInNorm(nn.Module):
+    """A mixing module inside a mixing module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x) * torch.sigmoid(x.mean(-1, keepdim=True))
+
+
+register("norm_then_roll", tokens, lambda: between_linears(NormThenRoll()))
+register("softmax_then_linear", tokens, lambda: between_linears(SoftmaxThenLinear()))
+register("norm_in_norm", tokens, lambda: between_linears(NormInNorm()))
+
+
+@hazard(tokens)
+class SumToOneChannel(Tiny):
+    """A submodule sums all channels into one, which a Linear reads."""
+
+    def layers(self) -> dict[str, Any]:
+        return {
+            "linear": nn.Linear(6, 8),
+            "sum": Apply(lambda x: x.sum(-1, keepdim=True)),
+            "narrow": nn.Linear(1, 6),
+            "wide": nn.Linear(8, 6),
+            "head": nn.Linear(6, 3),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        return self.head(F.relu(self.narrow(self.sum(x)) + self.wide(x)).mean(1))

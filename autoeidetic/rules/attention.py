@@ -30,14 +30,25 @@ def _lead(tags: Any, shape: Any) -> Any:
 
 @rule(*aten("scaled_dot_product_attention"))
 def scaled_dot_product_attention(
-    algebra: Algebra, query: Value, key: Value, value: Value, mask: Any = None, *_: Any, **__: Any
+    algebra: Algebra,
+    query: Value,
+    key: Value,
+    value: Value,
+    mask: Any = None,
+    *_: Any,
+    **options: Any,
 ) -> Value:
+    if options.get("enable_gqa") and key.shape[-3] != query.shape[-3]:
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = (
+            algebra.move(v, lambda t: t.repeat_interleave(repeats, -3)) for v in (key, value)
+        )
     return attend(algebra, query, key, value, mask, algebra.shape)
 
 
 @rule(
     *aten(
-        "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math"
+        "_scaled_dot_product_flash_attention_for_cpu"
         " _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention"
     )
 )

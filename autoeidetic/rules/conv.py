@@ -42,7 +42,7 @@ def conv_transpose(
     return _biased(algebra, _conv(algebra, x, weight, groups, transposed=True), bias, 1)
 
 
-@rule(*aten("convolution _convolution"))
+@rule(*aten("convolution"))
 def convolution(
     algebra: Algebra,
     x: Value,
@@ -79,11 +79,13 @@ def _conv(algebra: Algebra, x: Value, weight: Value, groups: int, transposed: bo
     else:
         units = algebra.own_rows(weight, [0]).reshape(-1)
         columns = seen[:, None].expand(groups, outputs, inputs).reshape(-1, inputs)
-        columns = columns.view(*columns.shape, *[1] * len(kernel)) if groups > 1 else seen.view(
-            1, inputs, *[1] * len(kernel)
+        columns = (
+            columns.view(*columns.shape, *[1] * len(kernel))
+            if groups > 1
+            else seen.view(1, inputs, *[1] * len(kernel))
         )
     if not algebra.read(weight, columns):
-        mixed = algebra._reduce(seen, [1], "hard").expand(groups, outputs).reshape(-1)
+        mixed = algebra.reduce_tags(seen, [1], "hard").expand(groups, outputs).reshape(-1)
         units = algebra.combine(units, mixed, units.shape)
     return algebra.result(_along_channels(algebra, units))
 
@@ -94,20 +96,18 @@ def _rows_of_transposed(algebra: Algebra, weight: Value, groups: int, outputs: i
         return algebra.own_rows(weight, [1]).reshape(-1)
     view = weight.parameter
     per_group = weight.shape[0] // groups
-    if view is not None and weight.tags is None and not algebra._is_assigned(view):
+    if view is not None and weight.tags is None and not algebra.is_assigned(view):
         units = torch.from_numpy(algebra.units.new(groups * outputs)).view(groups, 1, outputs)
         owner = units.expand(groups, per_group, outputs).reshape(weight.shape[0], outputs)
         owner = owner.view(*owner.shape, *[1] * (len(weight.shape) - 2)).expand(weight.shape)
-        algebra._write_owner(view, owner)
+        algebra.write_owner(view, owner)
         return units.reshape(-1)
     tags = algebra.tags(weight)
     split = tags.reshape(groups, per_group, outputs, -1)
-    return algebra._reduce(split, [1, 3], "hard").reshape(-1)
+    return algebra.reduce_tags(split, [1, 3], "hard").reshape(-1)
 
 
-def _depthwise(
-    algebra: Algebra, tags: Tensor, weight: Value, multiplier: int
-) -> Value:
+def _depthwise(algebra: Algebra, tags: Tensor, weight: Value, multiplier: int) -> Value:
     """Row c reads channel c alone: it is in that channel's class.
 
     The weight may serve several units per channel (all heads of an attention layer); then they
@@ -116,14 +116,14 @@ def _depthwise(
     algebra.role(weight, "depthwise")
     space = range(2, tags.dim())
     kernel_dims = range(2, len(weight.shape))
-    tags = algebra._reduce(tags, space, "auto").repeat_interleave(multiplier, 1)
+    tags = algebra.reduce_tags(tags, space, "auto").repeat_interleave(multiplier, 1)
     flat_space = [1] * len(kernel_dims)
     channels = Value(tuple(tags.shape), compress(tags))
     if set(varies(channels.tags)) <= {1} and weight.tags is None:  # type: ignore[arg-type]
         rows = algebra.tags(channels)[0].reshape(weight.shape[0], weight.shape[1], *flat_space)
         met = Value(weight.shape, rows.expand(weight.shape))
         rows = algebra.tags(algebra.pointwise(met, weight, shape=weight.shape))
-        rows = algebra._reduce(rows, kernel_dims, "hard").reshape(-1)
+        rows = algebra.reduce_tags(rows, kernel_dims, "hard").reshape(-1)
         return algebra.result(_along_channels(algebra, rows))
     units = algebra.own_rows(weight, [0, 1]).reshape(1, -1, *flat_space)
     return algebra.result(algebra.combine(algebra.tags(channels), units, channels.shape))
@@ -135,11 +135,11 @@ def _computed_weight(algebra: Algebra, seen: Tensor, weight: Value, transposed: 
     tags = algebra.tags(weight)
     outputs = algebra.shape[1]
     if transposed:
-        rows = algebra._reduce(tags, [0, *range(2, tags.dim())], "hard").reshape(-1)
+        rows = algebra.reduce_tags(tags, [0, *range(2, tags.dim())], "hard").reshape(-1)
         rows = rows.repeat(groups)
     else:
-        rows = algebra._reduce(tags, range(1, tags.dim()), "hard").reshape(-1)
-    mixed = algebra._reduce(seen, [1], "hard").expand(groups, outputs // groups).reshape(-1)
+        rows = algebra.reduce_tags(tags, range(1, tags.dim()), "hard").reshape(-1)
+    mixed = algebra.reduce_tags(seen, [1], "hard").expand(groups, outputs // groups).reshape(-1)
     return algebra.result(_along_channels(algebra, algebra.combine(rows, mixed, rows.shape)))
 
 
@@ -149,7 +149,7 @@ def _over_channels(algebra: Algebra, tags: Tensor, weight: Value) -> Value:
     kernel = weight.shape[2:]
     same_space = tuple(tags.shape[2:]) == tuple(algebra.shape[2:])
     if not same_space or any(kernel[d - 2] > 1 for d in space if d >= 2):
-        tags = algebra._reduce(tags, [d for d in space if d >= 2], "soft")
+        tags = algebra.reduce_tags(tags, [d for d in space if d >= 2], "soft")
     return shared(algebra, tags, [1], weight)
 
 

@@ -44,7 +44,8 @@ def index(algebra: Algebra, x: Value, indices: list[Value | None]) -> Value:
 
 
 def _indexed_dims(indices: list[Value | None]) -> list[int]:
-    dims, position = [], 0
+    dims: list[int] = []
+    position = 0
     for i in indices:
         width = 1
         if i is not None:
@@ -75,23 +76,15 @@ def index_select(algebra: Algebra, x: Value, dim: int, i: Value) -> Value:
     return _require(algebra, moved, _unknown_units(algebra, [i]))
 
 
-@rule(*aten("gather take_along_dim"))
-def gather(algebra: Algebra, x: Value, dim: Any, i: Any, **_: Any) -> Value:
-    if isinstance(dim, Value):  # take_along_dim(x, indices, dim)
-        dim, i = i, dim
+@rule(*aten("gather"))
+def gather(algebra: Algebra, x: Value, dim: int, i: Value, **_: Any) -> Value:
     if _known(i):
-        return algebra.move(x, lambda t: t.gather(dim, i.const))
+        return algebra.move(x, lambda t: t.gather(dim, i.const))  # type: ignore[arg-type]
     mixed = algebra.reduce(x, [dim], keepdim=True)
     size = [algebra.shape[d] if d == dim % len(x.shape) else n for d, n in enumerate(x.shape)]
     moved = _spread(algebra, mixed, tuple(size))
-    moved = algebra.move(
-        moved, lambda t: t[tuple(slice(0, n) for n in algebra.shape)]
-    )
-    return algebra.pointwise(moved, _along(algebra, i))
-
-
-def _along(algebra: Algebra, i: Value) -> Value:
-    return Value(i.shape, algebra.tags(i))
+    moved = algebra.move(moved, lambda t: t[tuple(slice(0, n) for n in algebra.shape)])
+    return algebra.pointwise(moved, Value(i.shape, algebra.tags(i)))
 
 
 @rule(*aten("embedding"))
@@ -107,7 +100,7 @@ def _embed(algebra: Algebra, weight: Value, indices: Value, shape: tuple[int, ..
     return _require(algebra, result, _unknown_units(algebra, [indices]))
 
 
-@rule(*aten("embedding_bag _embedding_bag _embedding_bag_forward_only"))
+@rule(*aten("_embedding_bag _embedding_bag_forward_only"))
 def embedding_bag(
     algebra: Algebra, weight: Value, indices: Value, offsets: Value, *args: Any
 ) -> list[Value]:
@@ -116,13 +109,19 @@ def embedding_bag(
     result = _embed(algebra, weight, indices, shape)
     scales = [a for a in args if isinstance(a, Value) and not a.is_constant]
     result = _require(algebra, result, algebra.mix_everything(scales) if scales else None)
-    extra = [algebra.constant(parts[i].meta["shape"]) if i in parts else algebra.constant(())
-             for i in range(1, 4)]
+    extra = [
+        algebra.constant(parts[i].meta["shape"]) if i in parts else algebra.constant(())
+        for i in range(1, 4)
+    ]
     return [result, *extra]
 
 
-@rule(*aten("scatter scatter_add scatter_reduce index_add index_copy index_fill index_put"
-            " _unsafe_index_put index_reduce masked_scatter put"))
+@rule(
+    *aten(
+        "scatter scatter_add scatter_reduce index_add index_copy index_fill index_put"
+        " _unsafe_index_put index_reduce masked_scatter put"
+    )
+)
 def scatter(algebra: Algebra, into: Value, *args: Any, **_: Any) -> Value:
     """Something is written somewhere: where a known index says, or anywhere along a dimension."""
     values = [a for a in args if isinstance(a, Value)]
@@ -141,9 +140,7 @@ def scatter(algebra: Algebra, into: Value, *args: Any, **_: Any) -> Value:
     return _require(algebra, base, units)
 
 
-def _write_at(
-    algebra: Algebra, into: Value, indices: Any, values: list[Value]
-) -> Value | None:
+def _write_at(algebra: Algebra, into: Value, indices: Any, values: list[Value]) -> Value | None:
     """``index_put`` at known positions: the tags go where the values go."""
     if not all(_known(i) for i in indices) or len(values) != 1:
         return None
@@ -155,17 +152,18 @@ def _write_at(
     return algebra.result(dense)
 
 
-@rule(*aten("masked_select nonzero unique _unique2 unique_consecutive unique_dim nonzero_static"
-            " bincount histc _local_scalar_dense"))
+@rule(
+    *aten(
+        "masked_select nonzero unique _unique2 unique_consecutive unique_dim nonzero_static"
+        " bincount histc _local_scalar_dense is_nonzero equal item"
+    )
+)
 def data_dependent(algebra: Algebra, *args: Any, **_: Any) -> Any:
     tags = algebra.mix_everything(args)
     if "shape" in algebra.node.meta:
         return algebra.result(tags.expand(algebra.shape))
     parts = {p.args[1]: p for p in algebra.node.users}
-    return [algebra.result(tags, parts[i].meta["shape"]) if i in parts else algebra.constant(())
-            for i in range(3)]
-
-
-@rule(*aten("one_hot"))
-def one_hot(algebra: Algebra, x: Value, *_: Any) -> Value:
-    return algebra.move(x, lambda t: t.unsqueeze(-1).expand(algebra.shape))
+    return [
+        algebra.result(tags, parts[i].meta["shape"]) if i in parts else algebra.constant(())
+        for i in range(3)
+    ]

@@ -30,7 +30,7 @@ def product(
     algebra.role(weight, "output")
     units = algebra.own_rows(weight, [rows]).reshape(-1)
     if not algebra.read(weight, seen.view(size)):
-        units = algebra.combine(units, algebra._reduce(seen, [0], "hard"), units.shape)
+        units = algebra.combine(units, algebra.reduce_tags(seen, [0], "hard"), units.shape)
     view = [1] * len(algebra.shape)
     view[out] = -1
     return algebra.result(units.view(view))
@@ -39,7 +39,7 @@ def product(
 def shared(algebra: Algebra, tags: Tensor, contracted: list[int], weight: Value) -> Value:
     """A weight that serves many units alike: one unit, required by them all."""
     algebra.role(weight, "shared")
-    mixed = algebra._reduce(tags, contracted, "auto")
+    mixed = algebra.reduce_tags(tags, contracted, "auto")
     unit = algebra.own_whole(weight).reshape(())
     return algebra.result(algebra.combine(mixed.expand(algebra.shape), unit))
 
@@ -71,7 +71,7 @@ def baddbmm(algebra: Algebra, bias: Value, left: Value, right: Value, **_: Any) 
     return algebra.pointwise(matmul(algebra, left, right), bias)
 
 
-@rule(*aten("mm bmm matmul mv dot vdot inner"))
+@rule(*aten("mm bmm matmul mv dot vdot"))
 def matmul(algebra: Algebra, left: Value, right: Value) -> Value:
     """Products of activations, of an activation with a parameter, and batched ones."""
     left_vector, right_vector = len(left.shape) == 1, len(right.shape) == 1
@@ -97,9 +97,7 @@ def _full_shape(left: Value, right: Value) -> tuple[int, ...]:
     return (*batch, left.shape[-2], right.shape[-1])
 
 
-def _product_tags(
-    algebra: Algebra, left: Value, right: Value, full: tuple[int, ...]
-) -> Tensor:
+def _product_tags(algebra: Algebra, left: Value, right: Value, full: tuple[int, ...]) -> Tensor:
     if right.parameter is not None and left.parameter is None:
         return _with_weight(algebra, left, right, full, on_right=True)
     if left.parameter is not None and right.parameter is None:
@@ -121,15 +119,13 @@ def _with_weight(
     tags = tags.expand(*full[:-2], *tags.shape[-2:])
     rank, weight_rank = len(full), len(weight.shape)
     contracted = rank - 1 if on_right else rank - 2
-    batch = [
-        d for d in range(rank - 2) if d - rank >= -weight_rank and weight.shape[d - rank] > 1
-    ]
+    batch = [d for d in range(rank - 2) if d - rank >= -weight_rank and weight.shape[d - rank] > 1]
     moving = varies(tags)
     across = [d for d in moving if d not in (*batch, contracted)]
     table = bool(batch) and not set(batch) & set(moving) and _repeats(weight)
     if table or (across and (rank > 2 or algebra.is_shared(tags, [contracted]))):
         algebra.role(weight, "shared")
-        mixed = algebra._reduce(tags, [contracted], "hard")
+        mixed = algebra.reduce_tags(tags, [contracted], "hard")
         return algebra.combine(mixed, algebra.own_whole(weight).reshape(()), full)
     seen = algebra.columns(tags, [*batch, contracted]).transpose(-1, -2)
     seen = seen.reshape(seen.shape[rank - weight_rank :])
@@ -137,7 +133,7 @@ def _with_weight(
     rows = weight_rank - 1 if on_right else weight_rank - 2
     units = algebra.own_rows(weight, [*(d - rank + weight_rank for d in batch), rows])
     if not algebra.read(weight, seen):
-        mixed = algebra._reduce(seen, [2 * weight_rank - 3 - rows], "hard")
+        mixed = algebra.reduce_tags(seen, [2 * weight_rank - 3 - rows], "hard")
         units = algebra.combine(units, mixed, units.shape)
     return units.expand(full)
 
@@ -156,32 +152,8 @@ def addmv(algebra: Algebra, bias: Value, left: Value, right: Value, **_: Any) ->
 @rule(*aten("addbmm"))
 def addbmm(algebra: Algebra, bias: Value, left: Value, right: Value, **_: Any) -> Value:
     a, b = algebra.contract(left, right, -1, -2)
-    tags = algebra._reduce(algebra.combine(a, b, _full_shape(left, right)), [0], "hard")
+    tags = algebra.reduce_tags(algebra.combine(a, b, _full_shape(left, right)), [0], "hard")
     return algebra.pointwise(bias, Value(algebra.shape, tags[0]))
-
-
-@rule(*aten("outer ger"))
-def outer(algebra: Algebra, left: Value, right: Value) -> Value:
-    return algebra.pointwise(
-        algebra.move(left, lambda t: t[:, None]), algebra.move(right, lambda t: t[None])
-    )
-
-
-@rule(*aten("bilinear"))
-def bilinear(
-    algebra: Algebra, left: Value, right: Value, weight: Value, bias: Value | None = None
-) -> Value:
-    """``W[o, i, j] a[i] b[j]``: an element reads both, so it has two reads."""
-    algebra.role(weight, "output")
-    units = algebra.own_rows(weight, [0]).reshape(-1)
-    for x, dim in ((left, 1), (right, 2)):
-        tags = algebra.tags(x)
-        seen = algebra.columns(tags, [tags.dim() - 1]).reshape(-1)
-        size = [1, 1, 1]
-        size[dim] = -1
-        if not algebra.read(weight, seen.view(size)):
-            units = algebra.combine(units, algebra._reduce(seen, [0], "hard"), units.shape)
-    return _biased(algebra, algebra.result(units), bias, -1)
 
 
 @rule(*aten("_trilinear"))
@@ -205,5 +177,5 @@ def trilinear(
         size = [1, 1, 1]
         size[dim] = -1
         if not algebra.read(weight, seen.view(size)):
-            units = algebra.combine(units, algebra._reduce(seen, [0], "hard"), units.shape)
+            units = algebra.combine(units, algebra.reduce_tags(seen, [0], "hard"), units.shape)
     return algebra.result(units)

@@ -8,21 +8,18 @@ import torch
 from torch import Tensor
 
 from ..algebra import Algebra
-from ..capture import storage_write
+from ..recorder import storage_write
 from ..values import Value, compress, core, varies
 from .registry import aten, rule
 
 _SAME_OPERATOR = """
-transpose permute t expand expand_as select slice narrow squeeze unsqueeze flip roll repeat
-repeat_interleave pixel_shuffle pixel_unshuffle channel_shuffle unfold diagonal tril triu
-movedim moveaxis swapaxes swapdims rot90 numpy_T mT adjoint real_view broadcast_to tile
-reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d
-replication_pad3d native_channel_shuffle select_copy slice_copy expand_copy permute_copy
-transpose_copy squeeze_copy unsqueeze_copy t_copy diag_embed atleast_1d
+transpose permute t expand select slice squeeze unsqueeze flip roll repeat repeat_interleave
+pixel_shuffle pixel_unshuffle channel_shuffle unfold diagonal tril triu rot90 reflection_pad1d
+reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
+diag_embed
 """
-_RESHAPES = "view reshape _unsafe_view _reshape_alias flatten unflatten view_copy view_as reshape_as"
-_SPLITS = "split split_with_sizes unsafe_split unsafe_split_with_sizes chunk unsafe_chunk unbind"
-_SPLITS += " tensor_split hsplit vsplit split_copy unbind_copy split_with_sizes_copy"
+_RESHAPES = "view reshape _unsafe_view _reshape_alias"
+_SPLITS = "split split_with_sizes unsafe_split unsafe_split_with_sizes unbind"
 
 
 @rule(*aten(_SAME_OPERATOR))
@@ -74,7 +71,7 @@ def split(algebra: Algebra, x: Value, *args: Any, **kwargs: Any) -> list[Value]:
     ]
 
 
-@rule(*aten("constant_pad_nd pad"))
+@rule(*aten("constant_pad_nd"))
 def pad(algebra: Algebra, x: Value, padding: list[int], *args: Any, **kwargs: Any) -> Value:
     """Padding is a constant; channels next to it keep their tags."""
     tags = algebra.tags(x)
@@ -91,7 +88,7 @@ def _narrowed(tags: Tensor, dims: set[int]) -> Tensor:
     return tags
 
 
-@rule(*aten("cat concat concatenate"))
+@rule(*aten("cat"))
 def cat(algebra: Algebra, values: list[Value], dim: int = 0) -> Value:
     rank = len(algebra.shape)
     values = [v for v in values if 0 not in v.shape]
@@ -102,13 +99,9 @@ def cat(algebra: Algebra, values: list[Value], dim: int = 0) -> Value:
 @rule(*aten("stack"))
 def stack(algebra: Algebra, values: list[Value], dim: int = 0) -> Value:
     dim = dim % (len(values[0].shape) + 1)
-    return _side_by_side(algebra, [algebra.move(v, lambda t: t.unsqueeze(dim)) for v in values], dim)
-
-
-@rule(*aten("hstack vstack dstack"))
-def stacks(algebra: Algebra, values: list[Value]) -> Value:
-    operator: Any = algebra.node.target
-    return algebra.result(compress(operator([algebra.tags(v) for v in values])))
+    return _side_by_side(
+        algebra, [algebra.move(v, lambda t: t.unsqueeze(dim)) for v in values], dim
+    )
 
 
 def _side_by_side(algebra: Algebra, values: list[Value], dim: int) -> Value:
@@ -119,8 +112,9 @@ def _side_by_side(algebra: Algebra, values: list[Value], dim: int) -> Value:
         side = _narrowed(algebra.tags(neighbour), {dim})
         for value in values:
             if value.tags is None:
-                algebra.pointwise(value, Value(value.shape, side.expand(value.shape)),
-                                  shape=value.shape)
+                algebra.pointwise(
+                    value, Value(value.shape, side.expand(value.shape)), shape=value.shape
+                )
     tags = [algebra.tags(v) for v in values]
     moving = {d for t in tags for d in varies(t)}
     compact = [_narrowed(t, set(range(t.dim())) - moving - {dim}) for t in tags]
@@ -152,16 +146,6 @@ def col2im(algebra: Algebra, x: Value, size: list[int], kernel: list[int], *_: A
     split = algebra.move(x, lambda t: t.reshape(*t.shape[:-2], -1, window, t.shape[-1]))
     mixed = algebra.reduce(split, [-2, -1])
     return algebra.result(algebra.tags(mixed)[..., None, None])
-
-
-@rule(*aten("meshgrid"))
-def meshgrid(algebra: Algebra, values: list[Value], **_: Any) -> list[Value]:
-    shape = tuple(v.shape[0] if v.shape else 1 for v in values)
-    return [
-        Value(shape, algebra.tags(v).reshape([-1 if d == i else 1 for d in range(len(shape))])
-              .expand(shape))
-        for i, v in enumerate(values)
-    ]
 
 
 def _like(value: Value) -> Tensor:

@@ -51,8 +51,7 @@ def _standardised(algebra: Algebra, x: Value, *parameters: Value | None) -> Valu
     return x
 
 
-@rule(*aten("native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training"
-            " cudnn_batch_norm miopen_batch_norm _batch_norm_impl_index"))
+@rule(*aten("native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training"))
 def native_batch_norm(algebra: Algebra, x: Value, *args: Any) -> list[Value]:
     result = batch_norm(algebra, x, *args[:4], *([args[4]] if isinstance(args[4], bool) else []))
     statistics = algebra.reduce(result, [d for d in range(len(x.shape)) if d != 1])
@@ -101,14 +100,6 @@ def rms_norm(
     return layer_norm(algebra, x, normalized_shape, weight)
 
 
-@rule(*aten("_fused_rms_norm"))
-def fused_rms_norm(
-    algebra: Algebra, x: Value, normalized_shape: list[int], weight: Value | None = None, *_: Any
-) -> list[Value]:
-    result = layer_norm(algebra, x, normalized_shape, weight)
-    return [result, algebra.reduce(x, range(-len(normalized_shape), 0), keepdim=True)]
-
-
 @rule(*aten("group_norm"))
 def group_norm(
     algebra: Algebra,
@@ -127,7 +118,15 @@ def group_norm(
 
 @rule(*aten("native_group_norm"))
 def native_group_norm(
-    algebra: Algebra, x: Value, weight: Any, bias: Any, n: int, c: int, hw: int, groups: int, eps: float
+    algebra: Algebra,
+    x: Value,
+    weight: Any,
+    bias: Any,
+    n: int,
+    c: int,
+    hw: int,
+    groups: int,
+    eps: float,
 ) -> list[Value]:
     result = group_norm(algebra, x, groups, weight, bias)
     split = algebra.move(x, lambda t: t.reshape(n, groups, -1))

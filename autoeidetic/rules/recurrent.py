@@ -166,12 +166,3 @@ def pack(algebra: Algebra, x: Value, lengths: Value, batch_first: bool) -> list[
     shape = parts[0].meta["shape"]
     sizes = algebra.constant(parts[1].meta["shape"]) if 1 in parts else algebra.constant(())
     return [algebra.result(algebra.tags(mixed), shape), sizes]
-
-
-@rule(*aten("_pad_packed_sequence"))
-def unpack(algebra: Algebra, x: Value, *_: Any) -> list[Value]:
-    mixed = algebra.reduce(x, [0], how="join")
-    parts = {p.args[1]: p for p in algebra.node.users}
-    shape = parts[0].meta["shape"]
-    lengths = algebra.constant(parts[1].meta["shape"]) if 1 in parts else algebra.constant(())
-    return [algebra.result(algebra.tags(mixed), shape), lengths]

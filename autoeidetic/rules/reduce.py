@@ -9,21 +9,21 @@ from ..values import Value
 from .registry import aten, rule
 
 _OVER_DIMS = """
-all amax amin any argmax argmin logsumexp mean nanmean nansum prod std sum var count_nonzero
-norm linalg_vector_norm sum_to_size nanmedian special_logsumexp
+all amax amin any argmax argmin logsumexp mean nansum prod std sum var count_nonzero norm
+linalg_vector_norm nanmedian
 """
-_DIM_POSITION = {"norm": 2, "linalg_vector_norm": 2}
-_SCANS = "cumsum cumprod cummax cummin logcumsumexp _cummax_helper sort argsort msort"
-_SOFTMAXES = "softmax _softmax log_softmax _log_softmax _safe_softmax"
-_SPACE_1 = "avg_pool1d max_pool1d adaptive_avg_pool1d adaptive_max_pool1d lp_pool1d"
-_SPACE_1 += " upsample_nearest1d upsample_linear1d _upsample_nearest_exact1d"
-_SPACE_1 += " max_pool1d_with_indices"
-_SPACE_2 = "avg_pool2d max_pool2d max_pool2d_with_indices adaptive_avg_pool2d lp_pool2d"
-_SPACE_2 += " adaptive_max_pool2d _adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d"
-_SPACE_2 += " upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa"
-_SPACE_2 += " _upsample_nearest_exact2d fractional_max_pool2d mkldnn_max_pool2d"
-_SPACE_3 = "avg_pool3d max_pool3d max_pool3d_with_indices adaptive_avg_pool3d"
-_SPACE_3 += " _adaptive_avg_pool3d adaptive_max_pool3d upsample_nearest3d upsample_trilinear3d"
+_SCANS = "cumsum cumprod cummax cummin logcumsumexp _cummax_helper sort"
+_SOFTMAXES = "_softmax _log_softmax _safe_softmax"
+_SPACE_1 = "upsample_nearest1d upsample_linear1d _upsample_nearest_exact1d"
+_SPACE_2 = """
+avg_pool2d max_pool2d_with_indices _adaptive_avg_pool2d adaptive_max_pool2d fractional_max_pool2d
+upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d upsample_bicubic2d
+_upsample_bilinear2d_aa _upsample_bicubic2d_aa
+"""
+_SPACE_3 = """
+avg_pool3d max_pool3d_with_indices _adaptive_avg_pool3d adaptive_max_pool3d
+upsample_nearest3d _upsample_nearest_exact3d upsample_trilinear3d
+"""
 
 
 def _as_dims(dim: Any) -> list[int] | None:
@@ -96,7 +96,7 @@ for _space, _names in ((1, _SPACE_1), (2, _SPACE_2), (3, _SPACE_3)):
     rule(*aten(_names))(_resample(_space))
 
 
-@rule(*aten("grid_sampler grid_sampler_2d grid_sampler_3d"))
+@rule(*aten("grid_sampler_2d grid_sampler_3d"))
 def grid_sample(algebra: Algebra, x: Value, grid: Value, *_: Any) -> Value:
     space = len(x.shape) - 2
     sampled = algebra.resample(x, space)

@@ -1,0 +1,64 @@
+"""The captured graph: a model as operators, with module paths, source lines and constants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from .errors import Place
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """One call of one module: the nodes that went in and came out, in the call's own structure.
+
+    ``writes_outside`` tells that it changed a tensor in place that existed before the call.
+    """
+
+    path: str
+    scope: tuple[int, ...]
+    args: Any
+    kwargs: Any
+    outputs: Any
+    writes_outside: bool
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A model as a graph of operators.
+
+    ``node.meta`` holds ``shape``, ``dtype`` and ``layout`` (strides and offset) of a tensor,
+    ``module`` (path), ``line`` (``file:line`` of the user's source), ``scope`` (ids of the
+    module calls around it) and, for constants, ``const``.
+    """
+
+    graph: fx.Graph
+    way: str
+    parameters: dict[str, nn.Parameter]
+    aliases: dict[str, str]
+    buffers: dict[str, Tensor]
+    constants: dict[str, Tensor]
+    calls: dict[int, ModuleCall]
+    output: Any
+
+    def module(self) -> fx.GraphModule:
+        """The graph as a module that can be run; it shares the model's tensors."""
+        tensors = {**self.parameters, **self.buffers, **self.constants}
+        used = {str(node.target) for node in self.graph.nodes if node.op == "get_attr"}
+        return fx.GraphModule({name: tensors[name] for name in used}, self.graph)
+
+
+def place(node: fx.Node) -> Place:
+    """Where a node comes from, for messages."""
+    return Place(node.meta.get("module", ""), operator_name(node), node.meta.get("line", ""))
+
+
+def operator_name(node: fx.Node) -> str:
+    """``aten.add`` for ``aten.add.Tensor``; the function's name for anything else."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target._overloadpacket)
+    return str(getattr(target, "__name__", target))

@@ -1,0 +1,114 @@
+"""Nesting: which modules must be evaluated level by level, so that channels can be divided.
+
+A mixture of channels that is made and used up inside one module call does no harm when that
+module is run once per level on the channels of that level and earlier ones. Where no module
+encloses the mixture, or something passes it by, the mixed channels stay together.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from .graph import ModuleCall, operator_name
+from .plan import Nested, NestedCall
+from .propagate import MixingSite, Propagation, tags_of
+from .values import Value, is_zero
+
+Relabel = Callable[[Tensor], Tensor]
+
+
+def accepted_sites(propagation: Propagation) -> dict[int, str]:
+    """The mixing sites that a module evaluated level by level keeps apart, with its path.
+
+    That module is the innermost one that can be: nothing may pass it by.
+    """
+    calls = propagation.capture.calls
+    inside: dict[int, list[fx.Node]] = defaultdict(list)
+    wanted = {ident for site in propagation.sites for ident in site.scope[1:]}
+    for node in propagation.nodes:
+        for ident in node.meta.get("scope", ()):
+            if ident in wanted:
+                inside[ident].append(node)
+    closed: dict[int, bool] = {}
+    accepted: dict[int, str] = {}
+    for index, site in enumerate(propagation.sites):
+        for ident in reversed(site.scope[1:]):
+            if ident not in closed:
+                closed[ident] = _is_closed(calls[ident], inside[ident], propagation)
+            if closed[ident]:
+                accepted[index] = calls[ident].path
+                break
+    return accepted
+
+
+def _is_closed(call: ModuleCall, nodes: list[fx.Node], propagation: Propagation) -> bool:
+    """Does everything that enters and leaves the module pass through its call?"""
+    if call.writes_outside:
+        return False
+    own = set(nodes)
+    entering = set(_leaves((call.args, call.kwargs)))
+    leaving = set(_leaves(call.outputs))
+    for node in nodes:
+        for source in node.all_input_nodes:
+            if source not in own and source not in entering and _carries_units(source, propagation):
+                return False
+        if node not in leaving and any(user not in own for user in node.users):
+            if not isinstance(propagation.values.get(node), Value):
+                continue  # a container: its parts are looked at
+            if _carries_units(node, propagation):
+                return False
+    return True
+
+
+def _carries_units(node: fx.Node, propagation: Propagation) -> bool:
+    value = propagation.values.get(node)
+    if not isinstance(value, Value) or value.parameter is not None:
+        return False
+    return value.tags is not None and not is_zero(value.tags)
+
+
+def _leaves(structure: Any) -> list[fx.Node]:
+    return [leaf for leaf in pytree.tree_leaves(structure) if isinstance(leaf, fx.Node)]
+
+
+def nested_modules(
+    propagation: Propagation, accepted: dict[int, str], relabel: Relabel
+) -> tuple[Nested, ...]:
+    sites: dict[str, list[MixingSite]] = defaultdict(list)
+    for index, path in accepted.items():
+        sites[path].append(propagation.sites[index])
+    result = []
+    for path, places in sites.items():
+        nodes = [propagation.nodes[site.node] for site in places]
+        calls = [c for c in propagation.capture.calls.values() if c.path == path]
+        result.append(
+            Nested(
+                module=path,
+                operators=tuple(dict.fromkeys(operator_name(n) for n in nodes)),
+                lines=tuple(dict.fromkeys(n.meta["line"] for n in nodes)),
+                calls=tuple(
+                    NestedCall(
+                        structure(c.args, propagation, relabel),
+                        structure(c.kwargs, propagation, relabel),
+                        structure(c.outputs, propagation, relabel),
+                    )
+                    for c in calls
+                ),
+            )
+        )
+    return tuple(result)
+
+
+def structure(nodes: Any, propagation: Propagation, relabel: Relabel) -> Any:
+    """The same structure with classes for nodes."""
+
+    def classes(leaf: Any) -> Any:
+        tags = tags_of(propagation, leaf) if isinstance(leaf, fx.Node) else None
+        return None if tags is None else relabel(tags)
+
+    return pytree.tree_map(classes, nodes)

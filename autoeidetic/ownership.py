@@ -1,0 +1,255 @@
+"""Ownership: which unit every parameter element belongs to, and what a weight reads.
+
+A parameter has no units until it meets something. A layer's weight gets one unit for each of
+its rows; a free parameter (a position embedding, a norm's scale) adopts the units it is
+combined with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .tags import Tags
+from .values import ParameterView, Value, compress, core, is_zero, varies, vector
+
+
+@dataclass(frozen=True)
+class WeightRead:
+    """A weight's use: the unit that each of its elements multiplies (0: constant or none)."""
+
+    parameter: str
+    columns: Tensor
+    transformed: bool
+    node: int
+
+
+@dataclass
+class Ownership(Tags):
+    """Owners of parameter elements; -1 marks an element that nothing has used yet."""
+
+    owners: dict[str, Tensor] = field(default_factory=dict)
+    parameter_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    roles: dict[tuple[str, str], int] = field(default_factory=dict)  # (parameter, role) -> node
+    reads: list[WeightRead] = field(default_factory=list)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+
+    def role(self, value: Value, role: str) -> None:
+        """Remember how a parameter is used: output, depthwise, norm, shared, ..."""
+        if value.parameter is not None:
+            self.roles.setdefault((value.parameter.name, role), self.index)
+
+    def tags(self, value: Value) -> Tensor:
+        """The tags of a value; a parameter that has met nothing yet gets units of its own."""
+        if value.tags is not None:
+            return value.tags
+        view = value.parameter
+        assert view is not None
+        if not self.is_assigned(view):
+            self._assign_default(view)
+        return self._owner_tags(view, value.shape)
+
+    def is_assigned(self, view: ParameterView) -> bool:
+        return view.name in self.owners
+
+    def _assign_default(self, view: ParameterView) -> None:
+        """Units along the dimension that most likely holds channels."""
+        shape = view.shape
+        long = [d for d, n in enumerate(shape) if n > 1]
+        if view.coords is not None:
+            kept = [d for d in long if view.coords[d] is not None]
+            if not kept:
+                self._own_whole(view)
+                return
+            long = kept
+        if not long:
+            self._own_whole(view)
+            return
+        dim = long[0] if shape[0] > 1 and len(shape) > 1 and long[0] == 0 else long[-1]
+        self.owners[view.name] = vector(self.units.new(shape[dim]), dim, shape)
+
+    def _own_whole(self, view: ParameterView) -> None:
+        unit = torch.from_numpy(self.units.new(1))
+        self.owners[view.name] = unit.view([1] * len(view.shape)).expand(view.shape)
+
+    def _fill(self, view: ParameterView) -> Tensor:
+        """The owners of a parameter with a unit for each element that has none yet."""
+        owner = self.owners[view.name]
+        if bool((core(owner) < 0).any()):
+            missing = owner < 0
+            dense = owner.clone()
+            rest = self.units.new(1)
+            dense[missing] = int(rest[0])
+            owner = self.owners[view.name] = compress(dense)
+        return owner
+
+    def _owner_tags(self, view: ParameterView, shape: tuple[int, ...]) -> Tensor:
+        owner = self.owners[view.name]
+        if view.coords is None:
+            return self._fill(view)
+        dims = varies(owner)
+        whole = [d for d in dims if view.coords[d] is None]
+        if whole:
+            owner = self.reduce_tags(self._fill(view), whole, "hard")
+            dims = varies(owner)
+        if not dims:
+            tags = self._fill(view) if not whole else owner
+            return core(tags).reshape(-1)[0].expand(shape)
+        small = core(owner)
+        index = tuple(
+            core(view.coords[d]) if d in dims else 0  # type: ignore[arg-type]
+            for d in range(owner.dim())
+        )
+        found = small[index]
+        if bool((found < 0).any()):  # a part of the parameter that was not used before
+            missing = found < 0
+            fresh = torch.from_numpy(self.units.new(int(missing.sum())))
+            found = found.clone()
+            found[missing] = fresh
+            self.write_owner(view, compress(found.expand(shape)))
+        return compress(found.expand(shape))
+
+    def write_owner(self, view: ParameterView, tags: Tensor) -> None:
+        """Give the parameter's elements seen at each position of ``tags`` that unit."""
+        if view.coords is None:
+            self.owners[view.name] = tags
+            return
+        straight = self._undo_permutation(view, tags)
+        if straight is not None and view.name not in self.owners:
+            self.owners[view.name] = straight
+            return
+        old = self.owners.get(view.name)
+        dense = (
+            torch.full((math.prod(view.shape),), -1, dtype=torch.int64)
+            if old is None
+            else old.reshape(-1).clone()
+        )
+        self._scatter(view, tags, dense)
+        self.owners[view.name] = compress(dense.view(view.shape))
+
+    def _scatter(self, view: ParameterView, tags: Tensor, dense: Tensor) -> None:
+        """Write tags through the coordinates; where two meet at one element, join them."""
+        assert view.coords is not None
+        flat = torch.zeros((), dtype=torch.int64)
+        step, steps = 1, []
+        for size in reversed(view.shape):
+            steps.append(step)
+            step *= size
+        everything = torch.zeros(1, dtype=torch.int64)
+        for coordinate, size, step in zip(view.coords, view.shape, reversed(steps), strict=True):
+            if coordinate is None:
+                offsets = torch.arange(size) * step
+                everything = (everything[:, None] + offsets[None]).reshape(-1)
+            else:
+                flat = flat + core(coordinate) * step
+        flat, small = torch.broadcast_tensors(flat, core(tags))
+        index = (flat.reshape(-1, 1) + everything[None]).reshape(-1)
+        written = small.reshape(-1, 1).expand(-1, len(everything)).reshape(-1)
+        before = dense[index]
+        dense[index] = torch.where(before > 0, before, written)
+        after = dense[index].numpy()
+        written = written.numpy()
+        clash = (after != written) & (written > 0) & (after > 0)
+        if clash.any():
+            self.units.join(after[clash], written[clash], self.index)
+
+    @staticmethod
+    def _undo_permutation(view: ParameterView, tags: Tensor) -> Tensor | None:
+        """Tags in the parameter's own shape when it was only transposed or (un)squeezed."""
+        assert view.coords is not None
+        if tags.numel() != math.prod(view.shape):
+            return None
+        order: list[int] = []
+        for coordinate, size in zip(view.coords, view.shape, strict=True):
+            if coordinate is None:
+                return None
+            if size == 1:
+                continue
+            dims = varies(coordinate)
+            if len(dims) != 1 or coordinate.shape[dims[0]] != size or dims[0] in order:
+                return None
+            if not torch.equal(core(coordinate).reshape(-1), torch.arange(size)):
+                return None
+            order.append(dims[0])
+        rest = [d for d in range(tags.dim()) if d not in order]
+        if any(tags.shape[d] != 1 for d in rest):
+            return None
+        return tags.permute(order + rest).reshape(view.shape)
+
+    def own_rows(self, weight: Value, dims: Sequence[int]) -> Tensor:
+        """Units of a weight's rows, which lie along ``dims`` of its present shape.
+
+        Returns tags over those dimensions only, in the weight's shape (size 1 elsewhere).
+        """
+        view = weight.parameter
+        if weight.tags is None and view is not None and not self.is_assigned(view):
+            size = [n if d in dims else 1 for d, n in enumerate(weight.shape)]
+            units = torch.from_numpy(self.units.new(math.prod(size))).view(size)
+            self.write_owner(view, units.expand(weight.shape))
+            return units
+        others = [d for d in range(len(weight.shape)) if d not in dims]
+        return self.reduce_tags(self.tags(weight), others, "hard")
+
+    def own_whole(self, weight: Value) -> Tensor:
+        """One unit for the whole weight: it serves many channels alike."""
+        view = weight.parameter
+        if weight.tags is None and view is not None and not self.is_assigned(view):
+            unit = torch.from_numpy(self.units.new(1)).view([1] * len(weight.shape))
+            self.write_owner(view, unit.expand(weight.shape))
+            return unit
+        return self.reduce_tags(self.tags(weight), range(len(weight.shape)), "hard")
+
+    def read(self, weight: Value, columns: Tensor) -> bool:
+        """Note which unit each weight element multiplies; False when there is no weight to zero."""
+        view = weight.parameter
+        if view is None:
+            return False
+        columns = columns.expand(weight.shape)
+        if is_zero(columns):
+            return True
+        if not view.transformed and view.coords is not None:
+            straight = self._undo_permutation(view, columns)
+            if straight is None:
+                if any(c is None for c in view.coords):
+                    return False
+                dense = torch.zeros(math.prod(view.shape), dtype=torch.int64)
+                self._scatter(view, columns, dense)
+                straight = compress(dense.view(view.shape))
+            columns = straight
+        self.reads.append(WeightRead(view.name, columns, view.transformed, self.index))
+        return True
+
+    def follow(self, buffer: Value | None, units: Tensor) -> None:
+        """A buffer whose elements belong to channels, such as a running mean."""
+        if buffer is not None and buffer.buffer:
+            known = self.buffers.get(buffer.buffer)
+            if known is not None:
+                self.combine(known, units, units.shape)
+            self.buffers[buffer.buffer] = units
+
+    def adopt(self, value: Value, tags: Tensor, shape: tuple[int, ...]) -> None:
+        """Let a parameter's elements take the units they meet."""
+        view = value.parameter
+        assert view is not None
+        if is_zero(tags):
+            self._assign_default(view)
+            return
+        padded = (1,) * (len(shape) - len(value.shape)) + value.shape
+        tags = tags.expand(shape)
+        moving = varies(tags)
+        if any(padded[d] == 1 for d in moving):  # one element meets many units: its own unit
+            size = [padded[d] if d in moving else 1 for d in range(len(shape))]
+            units = torch.from_numpy(self.units.new(math.prod(size))).view(size)
+        else:
+            units = core(tags)
+            blank = units == 0
+            if bool(blank.any()):
+                units = units.clone()
+                units[blank] = torch.from_numpy(self.units.new(int(blank.sum())))
+        drop = len(shape) - len(value.shape)
+        units = units.reshape(units.shape[drop:]).expand(value.shape)
+        self.write_owner(view, units)

@@ -1,0 +1,570 @@
+"""The recorder: which tensor is which node, while the model runs.
+
+Tensors are recognised by identity. Writes are recorded as their functional twins; a write
+through a view is followed by the strides of the view, so that every other view of the same
+storage sees it.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from . import shapes
+from .errors import CaptureError, Place
+from .graph import Capture, ModuleCall
+
+_TORCH = str(Path(torch.__file__).parent)
+_HERE = str(Path(__file__).parent)
+_READS_DATA = {"_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select"}
+_LARGEST_CONSTANT = 2**24
+
+
+@dataclass(frozen=True)
+class _Schema:
+    """What the recorder needs to know of an operator, looked up once."""
+
+    written: int | None
+    functional: Any
+    changes_view: bool
+    makes_constant: bool
+    reads_data: bool
+    device_argument: bool
+
+
+_SCHEMAS: dict[Any, _Schema] = {}
+_LIKE = {"zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like"}
+_LIKE |= {"new_zeros", "new_ones", "new_full", "new_empty", "randint_like", "new_empty_strided"}
+
+
+def _schema(func: Any) -> _Schema:
+    known = _SCHEMAS.get(func)
+    if known is None:
+        known = _SCHEMAS[func] = _read_schema(func)
+    return known
+
+
+def _read_schema(func: Any) -> _Schema:
+    name = func._schema.name.split("::")[1]
+    arguments = func._schema.arguments
+    written, functional = None, None
+    if name.endswith("_") and not name.endswith("__"):
+        written = 0
+        functional = _functional_twin(func, name[:-1])
+    elif name.startswith("__i") and name.endswith("__"):
+        written = 0
+        functional = _functional_twin(func, "__" + name[3:])
+    elif any(a.kwarg_only and a.alias_info and a.alias_info.is_write for a in arguments):
+        written = -1
+    return _Schema(
+        written=written,
+        functional=functional,
+        changes_view=torch.Tag.inplace_view in func.tags,
+        makes_constant=name in _LIKE,
+        reads_data=name in _READS_DATA,
+        device_argument=any(a.name == "device" for a in arguments),
+    )
+
+
+def _functional_twin(func: Any, name: str) -> Any:
+    packet = getattr(getattr(torch.ops, func.namespace), name, None)
+    return getattr(packet, func._overloadname, None)
+
+
+def storage_write(
+    storage: Tensor, value: Tensor, size: list[int], stride: list[int], offset: int
+) -> Tensor:
+    """The flat ``storage`` after ``value`` was written through a view of it."""
+    written = storage.clone()
+    written.as_strided(size, stride, offset).copy_(value)
+    return written
+
+
+@dataclass
+class Recorder:
+    """The graph as it grows, and which tensor is which node."""
+
+    model: nn.Module
+    way: str
+    graph: fx.Graph = field(default_factory=fx.Graph)
+
+    def __post_init__(self) -> None:
+        self.paths = {id(m): path for path, m in reversed(list(self.model.named_modules()))}
+        self.parameters: dict[str, nn.Parameter] = dict(self.model.named_parameters())
+        first = {id(p): name for name, p in self.parameters.items()}
+        self.aliases = {
+            name: first[id(p)]
+            for name, p in self.model.named_parameters(remove_duplicate=False)
+            if first[id(p)] != name
+        }
+        self.buffers = dict(self.model.named_buffers())
+        self.parameter_names = first
+        self.buffer_names = {id(b): name for name, b in self.buffers.items()}
+        self.constants: dict[str, Tensor] = {}
+        self.constant_nodes: dict[int, fx.Node] = {}
+        self.node_of: dict[int, fx.Node] = {}
+        self.alive: list[Any] = []  # keeps ids unique for the time of the run
+        self.stand_ins: dict[int, Tensor] = {}
+        self.own_storages: set[int] = set()
+        self.writes: dict[int, int] = {}  # storage -> how often it was written
+        self.seen_writes: dict[int, int] = {}  # tensor -> how many of them its node includes
+        self.flat: dict[int, fx.Node] = {}  # storage -> its content after the last write
+        self.base: dict[int, Tensor] = {}  # storage -> the tensor that made it
+        self.birth: dict[int, tuple[int, ...]] = {}  # storage -> module calls around its making
+        self.writing_calls: set[int] = set()  # calls that wrote to what existed before them
+        self.scope: tuple[int, ...] = ()
+        self.path_stack: list[str] = []
+        self.calls: dict[int, ModuleCall] = {}
+        self.next_call = 0
+        self.busy = False
+
+    # -- the model's calls -------------------------------------------------------------
+
+    def placeholders(self, inputs: Any) -> Any:
+        """Make a placeholder node for each tensor of the inputs; return what to call with."""
+        leaves, spec = pytree.tree_flatten(inputs)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        stands = iter([self._placeholder(index, t) for index, t in enumerate(tensors)])
+        leaves = [next(stands) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        return pytree.tree_unflatten(leaves, spec)
+
+    def _placeholder(self, index: int, given: Tensor) -> Tensor:
+        if self.way == "meta":
+            tensor = torch.empty_like(given, device="meta")
+        elif given.is_meta:
+            tensor = _random_like(given)
+        else:
+            tensor = given.detach().clone()
+        node = self.graph.placeholder(f"input_{index}")
+        node.meta.update(module="", line="", scope=())
+        self._bind(tensor, node)
+        return tensor
+
+    def module_call(
+        self, path: str, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
+        outer, ident = self.scope, self.next_call
+        self.next_call += 1
+        self.scope = (*outer, ident)
+        self.path_stack.append(path)
+        nodes_in = (self._structure(args), self._structure(kwargs))
+        try:
+            output = original(module, *args, **kwargs)
+        except Exception as error:
+            if not hasattr(error, "_autoeidetic_place"):
+                error._autoeidetic_place = Place(path, "", _user_line())  # type: ignore[attr-defined]
+            raise
+        finally:
+            self.scope = outer
+            self.path_stack.pop()
+        self.calls[ident] = ModuleCall(
+            path,
+            (*outer, ident),
+            *nodes_in,
+            self._structure(output),
+            writes_outside=ident in self.writing_calls,
+        )
+        return output
+
+    def _structure(self, value: Any) -> Any:
+        """The same nesting with nodes for tensors and None for the rest."""
+        if isinstance(value, Tensor):
+            return self.node_of.get(id(value))
+        if isinstance(value, (tuple, list)):
+            return tuple(self._structure(item) for item in value)
+        if isinstance(value, dict):
+            return {key: self._structure(item) for key, item in value.items()}
+        return None
+
+    def finish(self, output: Any) -> Capture:
+        leaves, spec = pytree.tree_flatten(output)
+        nodes = [self._node(leaf) if isinstance(leaf, Tensor) else None for leaf in leaves]
+        self.graph.output(tuple(nodes))
+        return Capture(
+            graph=self.graph,
+            way=self.way,
+            parameters=self.parameters,
+            aliases=self.aliases,
+            buffers=self.buffers,
+            constants=self.constants,
+            calls=self.calls,
+            output=pytree.tree_unflatten(nodes, spec),
+        )
+
+    # -- one operator ------------------------------------------------------------------
+
+    def operator(
+        self, func: Any, args: Any, kwargs: dict[str, Any], whole: Callable[[], Any] | None = None
+    ) -> Any:
+        """Run an operator and, when it depends on an input or a parameter, record it."""
+        self.busy = True
+        try:
+            return self._operator(func, args, kwargs, whole)
+        finally:
+            self.busy = False
+
+    def _operator(
+        self, func: Any, args: Any, kwargs: dict[str, Any], whole: Callable[[], Any] | None
+    ) -> Any:
+        schema = _schema(func)
+        tensors: list[Tensor] = []
+        _collect(args, tensors)
+        if kwargs:
+            _collect(kwargs, tensors)
+        if schema.makes_constant and self.way == "meta":
+            return self._like(func, args, kwargs)
+        live = [t for t in tensors if self._is_live(t)]
+        if schema.written is not None:
+            return self._write(func, schema, args, kwargs, bool(live))
+        if not live:
+            return self._constant(func, schema, args, kwargs, whole)
+        if schema.reads_data and self.way == "meta":
+            raise RuntimeError(f"{func} looks at data that depends on the input or a parameter")
+        output = self._compute(func, args, kwargs, whole)
+        node = self._create(func, args, kwargs)
+        node.meta["read_by_python"] = schema.reads_data
+        self._bind_outputs(node, output)
+        return output
+
+    def _compute(
+        self, func: Any, args: Any, kwargs: dict[str, Any], whole: Callable[[], Any] | None
+    ) -> Any:
+        if self.way == "meta":
+            output = shapes.shortcut(func, args)
+            if output is not None:
+                return output
+        elif whole is not None:
+            return whole()
+        return self._execute(func, args, kwargs)
+
+    def _execute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        tensors: list[Tensor] = []
+        _collect(args, tensors)
+        _collect(kwargs, tensors)
+        if self.way == "real":
+            if not any(id(t) in self.stand_ins for t in tensors):
+                return func(*args, **kwargs)
+            swap = lambda t: self.stand_ins.get(id(t), t)  # noqa: E731
+            return func(*_map(args, swap), **_map(kwargs, swap))
+        kwargs = dict(kwargs)
+        if _schema(func).device_argument and not (tensors and all(t.is_meta for t in tensors)):
+            if kwargs.get("device") is not None:
+                kwargs["device"] = torch.device("meta")
+        if tensors and not all(t.is_meta for t in tensors):
+            if any(t.is_meta or id(t) in self.parameter_names for t in tensors):
+                args, kwargs = _map(args, self._on_meta), _map(kwargs, self._on_meta)
+        return func(*args, **kwargs)
+
+    def _constant(
+        self,
+        func: Any,
+        schema: _Schema,
+        args: Any,
+        kwargs: dict[str, Any],
+        whole: Callable[[], Any] | None,
+    ) -> Any:
+        """Run for real: the value may decide which unit sits where."""
+        if self.way == "meta" and schema.device_argument:
+            args, kwargs = _on_cpu(args), _on_cpu(kwargs)
+        tensors: list[Tensor] = []
+        _collect(args, tensors)
+        if tensors and len({t.device for t in tensors}) > 1 and any(t.is_meta for t in tensors):
+            args, kwargs = _map(args, self._on_meta), _map(kwargs, self._on_meta)
+        output = func(*args, **kwargs)
+        made: list[Tensor] = []
+        _collect(output, made)
+        for tensor in made:
+            self.alive.append(tensor)
+            if not any(tensor is t for t in tensors):
+                storage = _storage(tensor)
+                if not any(_storage(t) == storage for t in tensors):
+                    self.own_storages.add(storage)
+                    self.base[storage] = tensor
+                    self.birth[storage] = self.scope
+        return output
+
+    def _like(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """``zeros_like`` and friends read a shape only: the result is a constant."""
+        model = args[0]
+        small = model.numel() <= _LARGEST_CONSTANT
+        device = torch.device("cpu" if small else "meta")
+        stand = torch.empty((), dtype=model.dtype, device=device).expand(model.shape)
+        output = func(stand, *args[1:], **{**kwargs, "device": device})
+        self.alive.append(output)
+        storage = _storage(output)
+        self.own_storages.add(storage)
+        self.base[storage] = output
+        self.birth[storage] = self.scope
+        return output
+
+    def _write(
+        self, func: Any, schema: _Schema, args: Any, kwargs: dict[str, Any], live: bool
+    ) -> Any:
+        """An in-place operator: record its functional twin and follow the aliases."""
+        if schema.written != 0 or schema.functional is None:
+            raise CaptureError(
+                f"{func} writes into its arguments and has no functional twin",
+                place=self._place(func),
+                remedy="use the out-of-place form of this operator",
+            )
+        target = args[0]
+        own = _storage(target) in self.own_storages
+        if not live and own:
+            return func(*args, **kwargs)
+        if schema.changes_view:
+            node = self._create(schema.functional, args, kwargs)
+            func(*args, **kwargs)
+            _describe(node, target)
+            self._rebind(target, node)
+            return target
+        before = self._flat_node(target) if not _covers_storage(target) else None
+        node = self._create(schema.functional, args, kwargs)
+        _describe(node, target)
+        if self.way == "real":
+            if own:
+                func(*args, **kwargs)
+            else:
+                stand = self.stand_ins.setdefault(id(target), target.detach().clone())
+                func(stand, *args[1:], **kwargs)
+        storage = _storage(target)
+        self.writing_calls.update(set(self.scope) - set(self.birth.get(storage, ())))
+        if before is not None:
+            self.flat[storage] = self._after_write(before, node, target)
+        else:
+            self.flat.pop(storage, None)
+            self.base[storage] = target
+        self.writes[storage] = self.writes.get(storage, 0) + 1
+        self._rebind(target, node)
+        return target
+
+    # -- tensors and nodes ---------------------------------------------------------------
+
+    def _is_live(self, tensor: Tensor) -> bool:
+        if id(tensor) in self.node_of or id(tensor) in self.parameter_names:
+            return True
+        return bool(self.writes) and _storage(tensor) in self.writes
+
+    def _node(self, tensor: Tensor) -> fx.Node:
+        """The node that holds this tensor's value now."""
+        if self.writes:
+            storage = _storage(tensor)
+            writes = self.writes.get(storage, 0)
+            if writes and self.seen_writes.get(id(tensor), 0) != writes:
+                node = self._create(
+                    torch.ops.aten.as_strided.default,
+                    (
+                        self._flat_node(tensor),
+                        list(tensor.shape),
+                        list(tensor.stride()),
+                        tensor.storage_offset(),
+                    ),
+                    {},
+                )
+                _describe(node, tensor)
+                self._rebind(tensor, node)
+                return node
+        known = self.node_of.get(id(tensor))
+        if known is not None:
+            return known
+        name = self.parameter_names.get(id(tensor))
+        if name is None:
+            return self._constant_node(tensor)
+        node = self._attribute(name, tensor)
+        self.node_of[id(tensor)] = node
+        return node
+
+    def _constant_node(self, tensor: Tensor) -> fx.Node:
+        node = self.constant_nodes.get(id(tensor))
+        if node is None:
+            name = self.buffer_names.get(id(tensor))
+            if name is None:
+                name = f"_constant_{len(self.constants)}"
+                self.constants[name] = tensor
+            node = self._attribute(name, tensor)
+            node.meta["const"] = tensor
+            self.constant_nodes[id(tensor)] = node
+            self.alive.append(tensor)
+        return node
+
+    def _attribute(self, name: str, tensor: Tensor) -> fx.Node:
+        node = self.graph.create_node("get_attr", name)
+        _describe(node, tensor)
+        node.meta.update(module=name.rpartition(".")[0], line="", scope=())
+        return node
+
+    def _create(self, func: Any, args: Any, kwargs: dict[str, Any]) -> fx.Node:
+        node_args = _map(args, self._node)
+        node_kwargs = _map(kwargs, self._node) if kwargs else {}
+        name = getattr(func, "_opname", None) or func.__name__
+        node = self.graph.create_node("call_function", func, tuple(node_args), node_kwargs, name)
+        node.meta["module"] = self.path_stack[-1] if self.path_stack else ""
+        node.meta["line"] = _user_line()
+        node.meta["scope"] = self.scope
+        return node
+
+    def _bind_outputs(self, node: fx.Node, output: Any) -> None:
+        if isinstance(output, Tensor):
+            self._bind(output, node)
+            return
+        if not isinstance(output, (tuple, list)):  # a number, for Python to look at
+            node.meta["shape"] = ()
+            return
+        for index, item in enumerate(output):
+            if isinstance(item, Tensor):
+                part = self.graph.create_node(
+                    "call_function", operator.getitem, (node, index), name="part"
+                )
+                part.meta.update(
+                    module=node.meta["module"], line=node.meta["line"], scope=node.meta["scope"]
+                )
+                self._bind(item, part)
+
+    def _bind(self, tensor: Tensor, node: fx.Node) -> None:
+        _describe(node, tensor)
+        self.alive.append(tensor)
+        storage = _storage(tensor)
+        if storage not in self.base:
+            self.base[storage] = tensor
+            self.birth[storage] = self.scope
+            self.own_storages.add(storage)
+        self._rebind(tensor, node)
+
+    def _rebind(self, tensor: Tensor, node: fx.Node) -> None:
+        self.node_of[id(tensor)] = node
+        if self.writes:
+            self.seen_writes[id(tensor)] = self.writes.get(_storage(tensor), 0)
+
+    def _flat_node(self, tensor: Tensor) -> fx.Node:
+        """The whole storage under a tensor as a flat value."""
+        storage = _storage(tensor)
+        node = self.flat.get(storage)
+        if node is not None:
+            return node
+        base = self.base.get(storage)
+        if base is None or not _covers_storage(base):
+            base = self._whole_storage(tensor, base)
+        size = [base.numel()]
+        node = self._create(
+            torch.ops.aten.reshape.default, (self.node_of.get(id(base), base), size), {}
+        )
+        node.meta.update(shape=tuple(size), dtype=base.dtype, layout=((1,), 0))
+        self.flat[storage] = node
+        return node
+
+    def _whole_storage(self, tensor: Tensor, base: Tensor | None) -> Tensor:
+        """A contiguous stand-in for a storage that no known tensor covers."""
+        count = tensor.untyped_storage().nbytes() // tensor.element_size()
+        whole = tensor.as_strided([count], [1], 0)
+        if base is not None and id(base) in self.node_of:  # e.g. channels-last activations
+            flat = self._create(
+                storage_write,
+                (
+                    torch.zeros(count, dtype=tensor.dtype),
+                    self.node_of[id(base)],
+                    list(base.shape),
+                    list(base.stride()),
+                    base.storage_offset(),
+                ),
+                {},
+            )
+            flat.meta.update(shape=(count,), dtype=tensor.dtype, layout=((1,), 0))
+            self.node_of[id(whole)] = flat
+        else:
+            whole = whole.detach().clone()
+        self.alive.append(whole)
+        return whole
+
+    def _after_write(self, before: fx.Node, value: fx.Node, target: Tensor) -> fx.Node:
+        view = (list(target.shape), list(target.stride()), target.storage_offset())
+        node = self._create(storage_write, (before, value, *view), {})
+        node.meta.update({key: before.meta[key] for key in ("shape", "dtype", "layout")})
+        return node
+
+    def _on_meta(self, tensor: Tensor) -> Tensor:
+        if tensor.is_meta:
+            return tensor
+        stand = self.stand_ins.get(id(tensor))
+        if stand is None or stand.shape != tensor.shape:
+            stand = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
+            )
+            self.stand_ins[id(tensor)] = stand
+            self.alive.append(tensor)
+        return stand
+
+    def _place(self, func: Any) -> Place:
+        return Place(self.path_stack[-1] if self.path_stack else "", str(func), _user_line())
+
+
+def _random_like(tensor: Tensor) -> Tensor:
+    if tensor.is_floating_point():
+        return torch.rand(tensor.shape, dtype=tensor.dtype)
+    return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+
+def _describe(node: fx.Node, tensor: Tensor) -> None:
+    node.meta["shape"] = tuple(tensor.shape)
+    node.meta["dtype"] = tensor.dtype
+    node.meta["layout"] = (tensor.stride(), tensor.storage_offset())
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _covers_storage(tensor: Tensor) -> bool:
+    if not tensor.is_contiguous():
+        return False
+    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+
+
+def _collect(value: Any, into: list[Tensor]) -> None:
+    if isinstance(value, Tensor):
+        into.append(value)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            _collect(item, into)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _collect(item, into)
+
+
+def _map(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(_map(item, function) for item in value)
+    if isinstance(value, dict):
+        return {key: _map(item, function) for key, item in value.items()}
+    return value
+
+
+def _on_cpu(value: Any) -> Any:
+    """Constants are made on the CPU even when the code asks for the input's device."""
+    if isinstance(value, torch.device):
+        return torch.device("cpu") if value.type == "meta" else value
+    if isinstance(value, (tuple, list)):
+        return type(value)(_on_cpu(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _on_cpu(item) for key, item in value.items()}
+    return value
+
+
+def _user_line() -> str:
+    """The innermost source line outside torch and this package."""
+    frame = sys._getframe(1)
+    fallback = ""
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if not filename.startswith((_TORCH, _HERE)) and not filename.startswith("<"):
+            return f"{filename}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return fallback

@@ -1,0 +1,18 @@
+"""Settings that every test shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def settled() -> Iterator[None]:
+    """One thread, for several workers share the machine; a fixed seed."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
