@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import nn
 
 from .capture import capture
@@ -52,8 +54,10 @@ def analyze(
         raise InputError(
             f"on_unhandled={on_unhandled!r} is unknown", remedy='use "warn" or "raise"'
         )
-    captured = capture(model, call_inputs(model, example_inputs))
-    propagation = propagate(captured)
+    with _tags_on_cpu():
+        captured = capture(model, call_inputs(model, example_inputs))
+        propagation = propagate(captured)
+        dependencies = Dependencies(couple(propagation))
     for unhandled in propagation.unhandled:
         if on_unhandled == "raise":
             raise UnhandledOperatorError(
@@ -61,4 +65,11 @@ def analyze(
             )
         text = f"{unhandled.reason}\n  where: {unhandled.place}\n  remedy: {unhandled.remedy}"
         warnings.warn(text, UnhandledOperatorWarning, stacklevel=2)
-    return Dependencies(couple(propagation))
+    return dependencies
+
+
+def _tags_on_cpu() -> AbstractContextManager[Any]:
+    """Tags are data: they must not follow a default device that the caller has set."""
+    if torch.get_default_device().type == "cpu":
+        return nullcontext()
+    return torch.device("cpu")

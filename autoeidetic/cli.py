@@ -105,7 +105,7 @@ def _divided(deps: Dependencies) -> str:
     heads = ", ".join(head.layer for head in deps.heads) or "none"
     return (
         f"{classes:,} classes of channels in {len(deps.groups)} groups can be divided between "
-        f"tasks, {deps.locked.share:.1%} of the backbone is locked; each task gets its own: {heads}."
+        f"tasks; {deps.locked.share:.1%} of the backbone is locked; a head for each task: {heads}."
     )
 
 
@@ -222,7 +222,7 @@ def parameters_on_meta() -> Iterator[None]:
             param = moved[id(param)][1]
         original(module, name, param)
 
-    nn.Module.register_parameter = register  # type: ignore[method-assign]
+    nn.Module.register_parameter = register  # type: ignore
     try:
         yield
     finally:

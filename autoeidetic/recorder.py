@@ -97,17 +97,13 @@ class Recorder:
     graph: fx.Graph = field(default_factory=fx.Graph)
 
     def __post_init__(self) -> None:
-        self.paths = {id(m): path for path, m in reversed(list(self.model.named_modules()))}
-        self.parameters: dict[str, nn.Parameter] = dict(self.model.named_parameters())
-        first = {id(p): name for name, p in self.parameters.items()}
-        self.aliases = {
-            name: first[id(p)]
-            for name, p in self.model.named_parameters(remove_duplicate=False)
-            if first[id(p)] != name
-        }
-        self.buffers = dict(self.model.named_buffers())
-        self.parameter_names = first
-        self.buffer_names = {id(b): name for name, b in self.buffers.items()}
+        self.paths: dict[int, str] = {}
+        self.parameters: dict[str, nn.Parameter] = {}
+        self.aliases: dict[str, str] = {}
+        self.buffers: dict[str, Tensor] = {}
+        self.parameter_names: dict[int, str] = {}
+        self.buffer_names: dict[int, str] = {}
+        self._name_everything()
         self.constants: dict[str, Tensor] = {}
         self.constant_nodes: dict[int, fx.Node] = {}
         self.node_of: dict[int, fx.Node] = {}
@@ -125,6 +121,24 @@ class Recorder:
         self.calls: dict[int, ModuleCall] = {}
         self.next_call = 0
         self.busy = False
+
+    def _name_everything(self) -> None:
+        """Paths of modules, parameters and buffers by identity; the first name counts."""
+        for path, module in self.model.named_modules(remove_duplicate=False):
+            self.paths.setdefault(id(module), path)
+            prefix = f"{path}." if path else ""
+            for name, parameter in module._parameters.items():
+                if parameter is None:
+                    continue
+                first = self.parameter_names.setdefault(id(parameter), prefix + name)
+                if first == prefix + name:
+                    self.parameters[first] = parameter
+                else:
+                    self.aliases[prefix + name] = first
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    first = self.buffer_names.setdefault(id(buffer), prefix + name)
+                    self.buffers[first] = buffer
 
     # -- the model's calls -------------------------------------------------------------
 
@@ -395,7 +409,7 @@ class Recorder:
         return node
 
     def _attribute(self, name: str, tensor: Tensor) -> fx.Node:
-        node = self.graph.create_node("get_attr", name)
+        node = self.graph.create_node("get_attr", name, name=name.replace(".", "_"))
         _describe(node, tensor)
         node.meta.update(module=name.rpartition(".")[0], line="", scope=())
         return node

@@ -87,10 +87,10 @@ def compress(tags: Tensor) -> Tensor:
 
 
 def is_zero(tags: Tensor) -> bool:
+    if tags.numel() and tags[(0,) * tags.dim()].item():
+        return False  # the usual case, without looking at the rest
     small = core(tags)
-    if small.numel() == 1:
-        return int(small) == 0
-    return not bool(small.any())
+    return small.numel() == 1 or not bool(small.any())
 
 
 def varies(tags: Tensor) -> list[int]:

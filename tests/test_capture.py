@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 
 import autoeidetic
 from autoeidetic import shapes
-from autoeidetic.capture import capture, operator_name
+from autoeidetic.capture import capture
+from autoeidetic.graph import operator_name
 from autoeidetic.inputs import call_inputs
 
 aten = torch.ops.aten
@@ -401,13 +402,31 @@ def boolean_mask(layer: nn.Module, x: Tensor) -> Tensor:
     return y[y[:, 0] > -1e9]
 
 
-@pytest.mark.parametrize("function", [branch_on_sum, branch_on_item, boolean_mask])
+@pytest.mark.parametrize("function", [branch_on_sum, branch_on_item])
 def test_data_dependent_code_falls_back_to_real_tensors(function: Callable[..., Tensor]) -> None:
     model, x = Function(function).eval(), r(2, 4)
+    with pytest.warns(autoeidetic.UnhandledOperatorWarning, match="looks at a value"):
+        deps = autoeidetic.analyze(model, x)
+    assert deps.capture.way == "real"
+    (found,) = run_graph(deps.capture.module(), x)
+    assert torch.equal(found, call(model, x))
+
+
+def test_boolean_masks_fall_back_to_real_tensors() -> None:
+    model, x = Function(boolean_mask).eval(), r(2, 4)
     deps = autoeidetic.analyze(model, x)
     assert deps.capture.way == "real"
     (found,) = run_graph(deps.capture.module(), x)
     assert torch.equal(found, call(model, x))
+
+
+def test_data_dependent_code_on_inputs_alone_locks_nothing() -> None:
+    def branch(layer: nn.Module, x: Tensor) -> Tensor:
+        return layer(x) * 2 if x.sum() > -1e9 else layer(x)
+
+    deps = autoeidetic.analyze(Function(branch), r(2, 4))
+    assert deps.capture.way == "real"
+    assert len(deps.locked) == 0
 
 
 def test_fall_back_does_not_write_to_the_model() -> None:

@@ -141,7 +141,7 @@ def test_without_a_rule_everything_is_mixed_and_said(model: nn.Module) -> None:
     assert f"{__file__}:" in text
     assert f"@autoeidetic.rule(torch.ops.autoeidetic_test.{operator})" in text
     assert warning.filename == __file__
-    assert [place.operator for place in deps.unhandled] == [f"autoeidetic_test.{operator}"]
+    assert [found.place.operator for found in deps.unhandled] == [f"autoeidetic_test.{operator}"]
     report = oracle.check(model.eval(), x, deps.plan, samples=8, seed=0)
     assert not report.missed, str(report)
     assert len(set(owners(deps, "first.weight"))) == 1
