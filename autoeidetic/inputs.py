@@ -64,8 +64,8 @@ def _default_inputs(model: nn.Module) -> CallInputs:
         if inputs is not None:
             return inputs
     raise InputError(
-        f"no example inputs were given and {type(model).__qualname__} is neither a timm, nor a "
-        "torchvision, nor a transformers model",
+        f"no example inputs were given and those of {type(model).__qualname__} are not known (they "
+        "are for timm's models and for most of torchvision's and transformers')",
         remedy="pass example_inputs: a tensor, a tuple of positional arguments or a dict of "
         "keyword arguments, for instance analyze(model, torch.randn(2, 3, 32, 32))",
     )
@@ -92,8 +92,7 @@ def _torchvision_inputs(model: nn.Module) -> CallInputs | None:
     if not module.startswith("torchvision.models"):
         return None
     if ".video" in module:
-        edge = 224 if hasattr(model, "pos_encoding") else 112
-        return _image(3, 16, edge, edge)
+        return _image(3, 16, 224, 224)
     if ".detection" in module:
         return None
     if ".optical_flow" in module:
@@ -112,7 +111,9 @@ def _transformers_inputs(model: nn.Module) -> CallInputs | None:
     main = getattr(model, "main_input_name", "input_ids")
     if main == "input_ids":
         return CallInputs((), {"input_ids": torch.ones(BATCH, 8, dtype=torch.long)})
-    if main == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
-        channels, edge = getattr(config, "num_channels", 3), config.image_size
-        return CallInputs((), {main: torch.empty(BATCH, channels, edge, edge, device="meta")})
+    if main == "pixel_values":
+        size = getattr(config, "image_size", 224)
+        height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
+        channels = getattr(config, "num_channels", 3)
+        return CallInputs((), {main: torch.empty(BATCH, channels, height, width, device="meta")})
     return None

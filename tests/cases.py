@@ -154,7 +154,6 @@ TOKENS = (2, 5, 4)
 SIGNAL = (2, 4, 6)
 VOLUME = (2, 2, 4, 4, 4)
 ROWS = (2, 6)
-CHANNEL = Held((4, 1, 1))
 
 
 def add(
@@ -165,10 +164,10 @@ def add(
     real: bool = False,
 ) -> None:
     """One case; a second one of the same name is an error."""
-    cases = CASES.setdefault(f"aten.{operator}" if operator != "storage_write" else operator, [])
-    if any(case.variant == variant for case in cases):
-        raise ValueError(f"two cases are called {operator}-{variant}")
     name = operator if operator == "storage_write" else f"aten.{operator}"
+    cases = CASES.setdefault(name, [])
+    if any(case.variant == variant for case in cases):
+        raise ValueError(f"two cases are called {name}-{variant}")
     cases.append(Case(name, variant, function, operands, real))
 
 
@@ -187,9 +186,7 @@ def both(
         add(operator, start + name, function, *made, real=real)
 
 
-def each(
-    table: dict[str, Callable[..., Tensor]], *shapes: tuple[int, ...], **kwargs: Any
-) -> None:
+def each(table: dict[str, Callable[..., Tensor]], *shapes: tuple[int, ...], **kwargs: Any) -> None:
     """``both`` for a table of operators."""
     for operator, function in table.items():
         both(operator, function, *shapes, **kwargs)
@@ -213,7 +210,7 @@ def picks(x: Tensor, n: int) -> Tensor:
     return (x.abs() * 7).long().remainder(n)
 
 
-def real(z: Tensor) -> Tensor:
+def as_real(z: Tensor) -> Tensor:
     return torch.view_as_real(z)
 
 
@@ -227,24 +224,27 @@ sgn sigmoid sign silu sin sinc sinh softplus softshrink tan tanh trunc
 for _name in _UNARY.split():
     add(_name, "elements", getattr(aten, _name), Made(IMAGE, None))
 
-_UNARY_ON: dict[Callable[[Tensor], Tensor], str] = {
-    positive: "acosh digamma lgamma log log10 log1p log2 rsqrt sqrt",
-    inner: "acos asin atanh erfinv",
-    lambda x: 0.1 + 0.8 * x.sigmoid(): "logit",
-    torch.log: "isnan",
-    lambda x: 1 / x.relu(): "isinf",
-    torch.relu: "logical_not",
-    torch.neg: "signbit",
-    whole: "bitwise_not",
+_UNARY_OF: dict[str, Callable[[Tensor], Tensor]] = {
+    "acosh digamma lgamma log log10 log1p log2 rsqrt sqrt": positive,
+    "acos asin atanh erfinv": inner,
+    "logit": lambda x: 0.1 + 0.8 * x.sigmoid(),
+    "isnan": torch.log,
+    "isinf": lambda x: 1 / x.relu(),
+    "logical_not": torch.relu,
+    "signbit": torch.neg,
+    "bitwise_not": whole,
 }
-for _domain, _names in _UNARY_ON.items():
+for _names, _domain in _UNARY_OF.items():
     for _name in _names.split():
-        add(
-            _name,
-            "elements",
-            lambda x, f=getattr(aten, _name), g=_domain: f(g(x)).to(x.dtype),
-            Made(IMAGE, None),
-        )
+        _call = lambda x, f=getattr(aten, _name), g=_domain: f(g(x)).to(x.dtype)  # noqa: E731
+        add(_name, "elements", _call, Made(IMAGE, None))
+
+
+def _bernoulli(x: Tensor) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return torch.bernoulli(x.sigmoid())
+
 
 each(
     {
@@ -255,6 +255,7 @@ each(
         "threshold": lambda x: F.threshold(x, 0.1, -1.0),
         "log_sigmoid_forward": F.logsigmoid,
         "native_dropout": lambda x: torch.native_dropout(x, 0.5, False)[0],
+        "bernoulli": _bernoulli,
         "glu": lambda x: F.glu(x, 1),
         "_to_copy": lambda x: x.to(torch.int32).to(x.dtype),
         "clone": lambda x: x.clone(),
@@ -263,24 +264,17 @@ each(
         "lift_fresh": aten.lift_fresh,
         "lift_fresh_copy": aten.lift_fresh_copy,
         "zero": lambda x: torch.cat([x, x.clone().zero_()], 1),
+        "fill": lambda x: torch.cat([x, x.clone().fill_(2.0)], 1),
     },
     IMAGE,
 )
-both("clamp", lambda x, y: x.clamp(max=y), IMAGE, IMAGE, variant="tensor")
 both("glu", lambda x: F.glu(x, -1), (2, 3, 4), variant="last")
-
-
-def _bernoulli(x: Tensor) -> Tensor:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        return torch.bernoulli(x.sigmoid())
-
-
-both("bernoulli", _bernoulli, IMAGE)
+both("clamp", lambda x, y: x.clamp(max=y), IMAGE, IMAGE, variant="tensor")
+both("fill", lambda x, y: torch.cat([x, x.clone().fill_(y[0, 0])], 1), IMAGE, ROWS, variant="value")
 
 _BINARY = """
-add atan2 copysign div floor_divide fmax fmin fmod ge gt hypot le logaddexp logaddexp2 logical_and
-logical_or logical_xor lt maximum minimum mul nextafter remainder rsub sub
+add atan2 copysign div floor_divide fmax fmin fmod ge gt hypot le logaddexp logaddexp2 lt maximum
+minimum mul remainder rsub sub
 """
 _BINARIES: dict[str, Callable[..., Tensor]] = {
     **{_n: lambda x, y, f=getattr(aten, _n): f(x, y).to(x.dtype) for _n in _BINARY.split()},
@@ -288,62 +282,60 @@ _BINARIES: dict[str, Callable[..., Tensor]] = {
     "logical_or": lambda x, y: torch.logical_or(x.relu(), y.relu()).to(x.dtype),
     "logical_xor": lambda x, y: torch.logical_xor(x.relu(), y.relu()).to(x.dtype),
     "nextafter": lambda x, y: (torch.nextafter(x, y) - x) * 1e16,
-    "pow": lambda x, y: positive(x) ** y,
+    "pow": lambda x, y: positive(x) ** y.tanh(),
     "eq": lambda x, y: (whole(x) == whole(y)).to(x.dtype),
     "ne": lambda x, y: (whole(x) != whole(y)).to(x.dtype),
     "xlogy": lambda x, y: torch.xlogy(x, positive(y)),
     "bitwise_and": lambda x, y: (whole(x) & whole(y)).to(x.dtype),
     "bitwise_or": lambda x, y: (whole(x) | whole(y)).to(x.dtype),
     "bitwise_xor": lambda x, y: (whole(x) ^ whole(y)).to(x.dtype),
-    "bitwise_left_shift": lambda x, y: torch.bitwise_left_shift(whole(x), picks(y, 4)).to(x.dtype),
-    "bitwise_right_shift": lambda x, y: torch.bitwise_right_shift(
-        64 * whole(x), picks(y, 4)
-    ).to(x.dtype),
+    "bitwise_left_shift": lambda x, y: whole(x).bitwise_left_shift(picks(y, 4)).to(x.dtype),
+    "bitwise_right_shift": lambda x, y: whole(64 * x).bitwise_right_shift(picks(y, 4)).to(x.dtype),
     "__lshift__": lambda x, y: (whole(x) << picks(y, 4)).to(x.dtype),
-    "__rshift__": lambda x, y: ((64 * whole(x)) >> picks(y, 4)).to(x.dtype),
+    "__rshift__": lambda x, y: (whole(64 * x) >> picks(y, 4)).to(x.dtype),
     "ldexp": lambda x, y: torch.ldexp(x, whole(y)),
     "where": lambda x, y: torch.where(x > y, x, y),
     "masked_fill": lambda x, y: x.masked_fill(y > 0, 0.5),
-    "complex": lambda x, y: real(torch.complex(x, y)),
-    "polar": lambda x, y: real(torch.polar(positive(x), y)),
+    "complex": lambda x, y: as_real(torch.complex(x, y.expand_as(x))),
+    "polar": lambda x, y: as_real(torch.polar(positive(x), y.expand_as(x))),
     "addcdiv": lambda x, y: torch.addcdiv(x, x, positive(y)),
     "addcmul": lambda x, y: torch.addcmul(x, y, y),
     "lerp": lambda x, y: torch.lerp(x, y, 0.3),
-    "copy": lambda x, y: x.clone().copy_(y),
+    "copy": lambda x, y: torch.cat([x, x.clone().copy_(y)], 1),
+    "_prelu_kernel": lambda x, y: aten._prelu_kernel(x, y),
 }
 _ONE = (2, 1, 3, 3)
 for _name, _function in _BINARIES.items():
     add(_name, "pair", _function, Made(IMAGE), Made(IMAGE))
-    if _name != "copy":
-        add(_name, "crossed", _function, Made((2, 4, 1, 3)), Made((2, 1, 3, 3), 2))
-        add(_name, "gated", _function, Made(IMAGE, None), Made(_ONE))
-        add(_name, "gating", _function, Made(_ONE), Made(IMAGE))
-        if _name not in ("complex", "polar"):
-            add(_name, "parameter", _function, Made(IMAGE), CHANNEL)
-for _name in ("add", "mul", "sub", "where", "maximum"):
+    add(_name, "gated", _function, Made(IMAGE, None), Made(_ONE))
+for _name in ("add", "mul", "where", "maximum", "lerp", "addcmul"):
     _function = _BINARIES[_name]
-    add(_name, "scalar_parameter", _function, Made(IMAGE), Held(()))
+    add(_name, "gating", _function, Made(_ONE), Made(IMAGE))
+    add(_name, "crossed", _function, Made((2, 4, 1, 3)), Made((2, 1, 3, 3), 2))
+    add(_name, "parameter", _function, Made(IMAGE), Held((4, 1, 1)))
+    add(_name, "parameter_one", _function, Made(IMAGE), Held(()))
     add(_name, "parameter_map", _function, Made(IMAGE), Held((4, 3, 3)))
     add(_name, "parameter_space", _function, Made(IMAGE), Held((3, 3)))
     add(_name, "parameter_larger", _function, Made((2, 4, 1, 1)), Held((4, 3, 3)))
-    add(_name, "given", _function, Given(_ONE), Held((4, 3, 3)))
-
-both("lerp", torch.lerp, IMAGE, IMAGE, _ONE, variant="tensor")
-both("addcmul", torch.addcmul, IMAGE, _ONE, IMAGE, variant="gated")
-both("addcdiv", lambda x, y, z: torch.addcdiv(x, y, positive(z)), IMAGE, IMAGE, _ONE)
+    add(_name, "parameter_alone", _function, Given(_ONE), Held((4, 3, 3)))
+for _name in ("_prelu_kernel", "masked_fill", "div"):
+    add(_name, "parameter", _BINARIES[_name], Made(IMAGE), Held((4, 1, 1)))
+    add(_name, "parameter_one", _BINARIES[_name], Made(IMAGE), Held((1, 1, 1)))
+both("lerp", torch.lerp, IMAGE, IMAGE, _ONE, variant="three")
+both("addcmul", torch.addcmul, IMAGE, _ONE, IMAGE, variant="three")
 both("where", lambda x, y, z: torch.where(x > 0, y, z), IMAGE, _ONE, IMAGE, variant="three")
-both(
-    "masked_fill",
-    lambda x, y, z: x.masked_fill(y > 0, z.mean()),
-    IMAGE,
-    _ONE,
-    (2, 1, 1, 1),
-    variant="tensor",
-)
-add("_prelu_kernel", "channels", F.prelu, Made(IMAGE), Held((4,)))
-add("_prelu_kernel", "shared", F.prelu, Made(IMAGE), Held((1,)))
-both("fill", lambda x, y: torch.cat([x, x.clone().fill_(y[0, 0])], 1), IMAGE, (2, 3))
-both("fill", lambda x: torch.cat([x, x.clone().fill_(2.0)], 1), IMAGE, variant="scalar")
+both("masked_fill", lambda x, y: x.masked_fill(y > 0, y.mean()), IMAGE, _ONE, variant="tensor")
+
+# Parameters among themselves, before they meet an activation.
+_WEIGHT, _SCALE = Held((4, 6)), Held((6,))
+add("mul", "parts_of_one", lambda x, p: x * (p[0] * p[1]), Made(ROWS), Held((2, 6)))
+add("mul", "own_row", lambda x, p: F.linear(x, p * p[:1]), Made(ROWS), _WEIGHT)
+add("add", "symmetric", lambda x, p: F.linear(x, p + p.mT), Made(ROWS), Held((6, 6)))
+add("add", "two_weights", lambda x, p, q: F.linear(x, p + q), Made(ROWS), _WEIGHT, _WEIGHT)
+add("mul", "scaled_rows", lambda x, p, s: F.linear(x, p * s), Made(ROWS), _WEIGHT, Held((4, 1)))
+add("mul", "scaled_columns", lambda x, p, s: F.linear(x, p * s), Made(ROWS), _WEIGHT, _SCALE)
+add("mul", "scaled_twice", lambda x, p, s: F.linear(x * s, p * s), Made(ROWS), _WEIGHT, _SCALE)
+add("mul", "outer", lambda x, p, q: F.linear(x, p * q), Made(ROWS), Held((4, 1)), _SCALE)
 
 # ---------------------------------------------------------------- data movement
 
@@ -359,7 +351,6 @@ each(
         "flip": lambda x: x.flip(1, 3),
         "roll": lambda x: x.roll((1, 2), (1, 3)),
         "repeat": lambda x: x.repeat(1, 2, 1, 2),
-        "repeat_interleave": lambda x: x.repeat_interleave(torch.tensor([1, 2, 1, 3]), 1),
         "channel_shuffle": lambda x: F.channel_shuffle(x, 2),
         "unfold": lambda x: x.unfold(1, 3, 1),
         "diagonal": lambda x: x.diagonal(0, 1, 2),
@@ -377,10 +368,8 @@ each(
         "unbind": lambda x: x.unbind(1)[2] + x.unbind(1)[0],
         "view": lambda x: x.contiguous().view(2, 2, 18)[:, 1],
         "_unsafe_view": lambda x: aten._unsafe_view(x.contiguous(), (2, 2, 18))[:, 0],
-        "_reshape_alias": lambda x: aten._reshape_alias(
-            x.contiguous(), (2, 2, 18), (36, 18, 1)
-        )[:, 0],
-        "as_strided": lambda x: x.contiguous().as_strided((2, 3, 3), (36, 9, 2), 4),
+        "_reshape_alias": lambda x: aten._reshape_alias(x.contiguous(), (2, 36), (36, 1))[:, 5:],
+        "as_strided": lambda x: x.as_strided((2, 3, 3), (36, 9, 2), 4),
         "select_scatter": lambda x: x.select_scatter(x[:, 0].tanh(), 1, 2),
         "slice_scatter": lambda x: x.slice_scatter(x[:, 2:].tanh(), 1, 0, 2),
         "diagonal_scatter": lambda x: x.diagonal_scatter(x[..., 1].tanh(), 0, 2, 3),
@@ -393,18 +382,24 @@ both("constant_pad_nd", lambda x: F.pad(x, (1, 1, 1, 1)), IMAGE, variant="space"
 both("constant_pad_nd", lambda x: F.pad(x, (-1, 1, 0, 0, -1, 0)), IMAGE, variant="crop")
 both("cat", lambda x, y: torch.cat([x, y], 1), IMAGE, IMAGE, variant="two")
 both("cat", lambda x, y: torch.cat([x, y], 2), IMAGE, IMAGE, variant="two_space")
-add("cat", "class_token", lambda x, p: torch.cat([p.expand(2, -1, -1), x], 1), Made(TOKENS, 2),
-    Held((1, 1, 4)))  # fmt: skip
-add("cat", "parameter_rows", lambda x, p: torch.cat([x, p], 1), Made(ROWS), Held((2, 3)))
 both("stack", lambda x, y: torch.stack([x, y], 1).sum(1), IMAGE, IMAGE, variant="two")
 both("view", lambda x: x.double().view(torch.int64).sign().to(x.dtype), IMAGE, variant="bits")
+both("view", lambda x: x.double().view(torch.int32).sign().to(x.dtype), IMAGE, variant="halves")
+
+
+def _class_token(x: Tensor, p: Tensor) -> Tensor:
+    return torch.cat([p.expand(2, -1, -1), x], 1)
+
+
+add("cat", "class_token", _class_token, Made(TOKENS, 2), Held((1, 1, 4)))
+add("cat", "parameter_rows", lambda x, p: torch.cat([x, p], 1), Made(ROWS), Held((2, 3)))
 add("select", "parameter", lambda x, p: x * p.select(0, 1), Made(IMAGE), Held((2, 4, 1, 1)))
 add("expand", "parameter", lambda x, p: p.expand(2, 4, 3, 3) * x, Made(IMAGE), Held((1, 4, 1, 1)))
-add("flip", "parameter", lambda x, p: x * p.flip(0) + p, Made(IMAGE), CHANNEL)
+add("flip", "parameter", lambda x, p: x * p.flip(0) + p, Made(IMAGE), Held((4, 1, 1)))
+add("flip", "weight_rows", lambda x, p: F.linear(x, p.flip(0)), Made(ROWS), _WEIGHT)
+add("flip", "weight_columns", lambda x, p: F.linear(x, p.flip(1)), Made(ROWS), _WEIGHT)
 add("tril", "parameter", lambda x, p: x @ p.tril(), Made(ROWS), Held((6, 6)))
-add("transpose", "symmetric", lambda x, p: F.linear(x, p + p.mT), Made(ROWS), Held((6, 6)))
 add("permute", "parameter", lambda x, p: x + p.permute(2, 0, 1), Made(IMAGE), Held((3, 3, 4)))
-
 each(
     {
         "pixel_shuffle": lambda x: F.pixel_shuffle(x, 2),
@@ -434,9 +429,16 @@ def _write_twice(x: Tensor, y: Tensor) -> Tensor:
     return x
 
 
+def _masked_weight(x: Tensor, p: Tensor) -> Tensor:
+    p = p.clone()
+    p[:, 2:] = 0
+    return F.linear(x, p)
+
+
 for _name in ("reshape", "storage_write"):
     both(_name, _write_view, IMAGE)
     both(_name, _write_twice, IMAGE, IMAGE, variant="two")
+add("storage_write", "weight", _masked_weight, Made(ROWS), _WEIGHT)
 
 # ---------------------------------------------------------------- reductions
 
@@ -446,115 +448,125 @@ def _parts(*tensors: Tensor) -> Tensor:
     return torch.cat([t.to(torch.promote_types(t.dtype, torch.float32)).flatten() for t in tensors])
 
 
+_OVER_DIMS = "amax amin logsumexp mean nansum std sum var"
 _REDUCTIONS: dict[str, Callable[..., Tensor]] = {
-    **{
-        name: getattr(torch, name)
-        for name in "amax amin logsumexp mean nansum std sum var count_nonzero norm".split()
-    },
-    "all": lambda x, dim, **kw: (x > -1).all(dim, **kw).to(x.dtype),
-    "any": lambda x, dim, **kw: (x > 1).any(dim, **kw).to(x.dtype),
-    "count_nonzero": lambda x, dim, **kw: torch.count_nonzero(x.relu(), dim).to(x.dtype),
-    "norm": lambda x, dim, **kw: aten.norm(x, 2, [dim] if type(dim) is int else dim, False),
+    **{_n: getattr(torch, _n) for _n in _OVER_DIMS.split()},
+    "all": lambda x, dim, **kw: (x > -0.5).all(dim, **kw).to(x.dtype),
+    "any": lambda x, dim, **kw: (x > 0.5).any(dim, **kw).to(x.dtype),
+    "count_nonzero": lambda x, dim: torch.count_nonzero(x.relu(), dim).to(x.dtype),
+    "norm": lambda x, dim: aten.norm(x, 2, [dim] if type(dim) is int else dim, False),
     "linalg_vector_norm": lambda x, dim, **kw: torch.linalg.vector_norm(x, 3, dim, **kw),
 }
 for _name, _function in _REDUCTIONS.items():
     both(_name, lambda x, f=_function: f(x, 1), IMAGE)
-    both(_name, lambda x, f=_function: f(x, (2, 3)), IMAGE, variant="space")
+    add(_name, "space", lambda x, f=_function: f(x, (2, 3)), Made(IMAGE, None))
     if _name not in ("norm", "count_nonzero"):
         add(_name, "keepdim", lambda x, f=_function: x * f(x, 1, keepdim=True), Made(IMAGE))
-    add(_name, "branches", lambda x, y, f=_function: f(torch.stack([x, y], 1), 1), Made(IMAGE),
-        Made(IMAGE))  # fmt: skip
 _ALONG: dict[str, Callable[..., Tensor]] = {
-    "prod": lambda x, dim: x.prod(dim),
-    "argmax": lambda x, dim: x.argmax(dim).to(x.dtype),
-    "argmin": lambda x, dim: x.argmin(dim).to(x.dtype),
-    "nanmedian": lambda x, dim: _parts(*x.nanmedian(dim)),
-    "max": lambda x, dim: _parts(*x.max(dim)),
-    "min": lambda x, dim: _parts(*x.min(dim, keepdim=True)),
-    "median": lambda x, dim: _parts(*x.median(dim)),
-    "mode": lambda x, dim: _parts(*x.round().mode(dim)),
-    "kthvalue": lambda x, dim: _parts(*x.kthvalue(2, dim)),
-    "aminmax": lambda x, dim: _parts(*x.aminmax(dim=dim)),
-    "std_mean": lambda x, dim: _parts(*torch.std_mean(x, dim)),
-    "var_mean": lambda x, dim: _parts(*torch.var_mean(x, dim, keepdim=True)),
-    "topk": lambda x, dim: _parts(*x.topk(2, dim)),
-    "sort": lambda x, dim: _parts(*x.sort(dim)),
-    "cumsum": lambda x, dim: x.cumsum(dim),
-    "cumprod": lambda x, dim: x.cumprod(dim),
-    "cummax": lambda x, dim: _parts(*x.cummax(dim)),
-    "cummin": lambda x, dim: _parts(*x.cummin(dim)),
-    "logcumsumexp": lambda x, dim: x.logcumsumexp(dim),
-    "_softmax": lambda x, dim: x.softmax(dim),
-    "_log_softmax": lambda x, dim: x.log_softmax(dim),
-    "_safe_softmax": lambda x, dim: aten._safe_softmax(x, dim),
+    "prod": lambda x, *dim: x.prod(*dim),
+    "argmax": lambda x, *dim: x.argmax(*dim).to(x.dtype),
+    "argmin": lambda x, *dim: x.argmin(*dim).to(x.dtype),
+    "nanmedian": lambda x, *dim: _parts(*x.nanmedian(*dim)) if dim else x.nanmedian(),
+    "max": lambda x, *dim: _parts(*x.max(*dim)) if dim else x.max(),
+    "min": lambda x, *dim: _parts(*x.min(*dim, True)) if dim else x.min(),
+    "median": lambda x, *dim: _parts(*x.median(*dim)) if dim else x.median(),
+    "mode": lambda x, *dim: _parts(*x.round().mode(*dim)),
+    "kthvalue": lambda x, *dim: _parts(*x.kthvalue(2, *dim)),
+    "aminmax": lambda x, dim=None: _parts(*x.aminmax(dim=dim)),
+    "std_mean": lambda x, dim=None: _parts(*torch.std_mean(x, dim)),
+    "var_mean": lambda x, dim=None: _parts(*torch.var_mean(x, dim, keepdim=True)),
+    "topk": lambda x, *dim: _parts(*x.topk(2, *dim)),
+    "sort": lambda x, *dim: _parts(*x.sort(*dim)),
+    "cumsum": lambda x, dim=0: x.cumsum(dim),
+    "cumprod": lambda x, dim=0: x.cumprod(dim),
+    "cummax": lambda x, dim=0: _parts(*x.cummax(dim)),
+    "cummin": lambda x, dim=0: _parts(*x.cummin(dim)),
+    "logcumsumexp": lambda x, dim=0: x.logcumsumexp(dim),
+    "_softmax": lambda x, dim=0: x.softmax(dim),
+    "_log_softmax": lambda x, dim=0: x.log_softmax(dim),
+    "_safe_softmax": lambda x, dim=0: aten._safe_softmax(x, dim),
 }
 for _name, _function in _ALONG.items():
     both(_name, lambda x, f=_function: f(x, 1), IMAGE)
-    both(_name, lambda x, f=_function: f(x, -1), IMAGE, variant="space")
-    add(_name, "branches", lambda x, y, f=_function: f(torch.stack([x, y], 2), 2), Made(IMAGE),
-        Made(IMAGE))  # fmt: skip
-for _name in "all any amax amin argmax argmin max mean median min nanmedian prod std sum var".split():
-    both(_name, lambda x, f=getattr(torch, _name): f(
-        {torch.all: x > -1.5, torch.any: x > 1.5}.get(f, x)).to(x.dtype), IMAGE, variant="whole")  # fmt: skip
-for _name in "kthvalue mode sort topk".split():
-    _function = getattr(torch, _name)
+    add(_name, "default", _function, Made(IMAGE, None))
+    add(_name, "last", lambda x, f=_function: f(x, -1), Made(IMAGE, None))
+
+
+def _stacked(x: Tensor, y: Tensor, function: Callable[..., Tensor]) -> Tensor:
+    return function(torch.stack([x, y], 1), 1)
+
+
+for _name in ("sum", "amax", "logsumexp", "var"):
     both(
         _name,
-        lambda x, f=_function: _parts(*(f(x, 2) if f in (torch.kthvalue, torch.topk) else f(x))),
-        (2, 3, 4),
-        variant="default_dim",
+        lambda x: x.sum() if _name == "sum" else _REDUCTIONS[_name](x, (0, 1, 2, 3)),
+        IMAGE,
+        variant="whole",
     )
-both("std_mean", lambda x: _parts(*torch.std_mean(x)), IMAGE, variant="whole")
-both("aminmax", lambda x: _parts(*x.aminmax()), IMAGE, variant="whole")
-both("max", torch.max, IMAGE, _ONE, variant="two")
-both("min", torch.min, IMAGE, _ONE, variant="two")
+for _name in ("sum", "amax", "max", "_softmax", "cumsum", "topk"):
+    _function = {**_REDUCTIONS, **_ALONG}[_name]
+    both(_name, lambda x, y, f=_function: _stacked(x, y, f), IMAGE, IMAGE, variant="branches")
+both("all", lambda x: (x > -1).all().to(x.dtype), (2, 3), variant="whole")
+both("any", lambda x: (x > 1).any().to(x.dtype), (2, 3), variant="whole")
 both("sort", lambda x: _parts(*x.sort(dim=1, stable=True)), IMAGE, variant="stable")
-add("_softmax", "parameter", lambda x, p: x * p.softmax(0), Made(IMAGE), CHANNEL)
+add("_softmax", "parameter", lambda x, p: x * p.softmax(0), Made(IMAGE), Held((4, 1, 1)))
 add("sum", "parameter", lambda x, p: x * p.sum(0), Made(IMAGE), Held((2, 4, 1, 1)))
-add("mean", "parameter_whole", lambda x, p: x * p.mean(), Made(IMAGE), CHANNEL)
-both("_fft_r2c", lambda x: real(torch.fft.rfft(x, dim=1)), IMAGE)
-both("_fft_r2c", lambda x: real(torch.fft.rfft2(x)), IMAGE, variant="space")
+add("mean", "parameter", lambda x, p: x * p.mean(), Made(IMAGE), Held((4, 1, 1)))
+both("_fft_r2c", lambda x: as_real(torch.fft.rfft(x, dim=1)), IMAGE)
+both("_fft_r2c", lambda x: as_real(torch.fft.rfft2(x)), IMAGE, variant="space")
 both("_fft_c2r", lambda x: torch.fft.irfft2(torch.fft.rfft2(x), s=(3, 3)), IMAGE)
-both("_fft_c2r", lambda x: torch.fft.irfft(torch.complex(x, x.tanh()), dim=1), IMAGE, variant="c")
-both("_fft_c2c", lambda x: real(torch.fft.fft2(torch.complex(x, x.tanh()))), IMAGE)
-both("_fft_c2c", lambda x: real(torch.fft.ifft(torch.complex(x, x.tanh()), dim=1)), IMAGE,
-     variant="along")  # fmt: skip
-both("view_as_real", lambda x, y: torch.view_as_real(torch.complex(x, y))[..., 1], IMAGE, _ONE)
+both("_fft_c2r", lambda x: torch.fft.irfft(torch.complex(x, -x), dim=1), IMAGE, variant="along")
+both("_fft_c2c", lambda x: as_real(torch.fft.fft2(torch.complex(x, -x))), IMAGE)
+both("_fft_c2c", lambda x: as_real(torch.fft.ifft(torch.complex(x, -x), dim=1)), IMAGE, variant="c")
+both("view_as_real", lambda x: as_real(torch.complex(x, -x))[..., 1], IMAGE)
 both("view_as_complex", lambda x: torch.view_as_complex(x).abs(), (2, 3, 2), along=2)
+
+
+def _filter(x: Tensor, p: Tensor) -> Tensor:
+    return as_real(torch.fft.rfft2(x) * torch.view_as_complex(p))
+
+
+add("view_as_complex", "filter", _filter, Made(IMAGE), Held((4, 3, 2, 2)))
+add("view_as_complex", "shared_filter", _filter, Made(IMAGE), Held((3, 2, 2)))
 
 # ---------------------------------------------------------------- pooling and resizing
 
-_SAMPLES = torch.full((2, 4, 2), 0.3, dtype=torch.float64)
+
+def _fractional(x: Tensor) -> Tensor:
+    return aten.fractional_max_pool2d(x, (2, 2), (2, 2), x.new_full((2, 4, 2), 0.3))[0]
+
+
+_RESIZED: dict[str, tuple[tuple[int, ...], dict[str, dict[str, Any]]]] = {
+    "1d": (SIGNAL, {"linear": {"mode": "linear"}}),
+    "2d": (
+        PLANE,
+        {
+            "bilinear": {"mode": "bilinear"},
+            "bicubic": {"mode": "bicubic"},
+            "bilinear_aa": {"mode": "bilinear", "antialias": True},
+            "bicubic_aa": {"mode": "bicubic", "antialias": True},
+        },
+    ),
+    "3d": (VOLUME, {"trilinear": {"mode": "trilinear"}}),
+}
+for _rank, (_shape, _modes) in _RESIZED.items():
+    _modes |= {"nearest": {}, "nearest_exact": {"mode": "nearest-exact"}}
+    for _name, _settings in _modes.items():
+        _start, _, _end = _name.partition("_aa")[0], "", "_aa" if "_aa" in _name else ""
+        _operator = f"upsample_{_start}{_rank}{_end}"
+        if _end or _name == "nearest_exact":
+            _operator = f"_{_operator}"
+        _size = [5, 2, 3][: len(_shape) - 2]
+        both(_operator, lambda x, s=_settings, n=_size: F.interpolate(x, n, **s), _shape)
 each(
     {
         "avg_pool2d": lambda x: F.avg_pool2d(x, 2),
-        "max_pool2d_with_indices": lambda x: F.max_pool2d(x, 2, 1),
+        "max_pool2d_with_indices": lambda x: F.max_pool2d(x, 3, 1, 1) * x,
         "_adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, (2, 3)),
         "adaptive_max_pool2d": lambda x: _parts(*F.adaptive_max_pool2d(x, 2, True)),
-        "fractional_max_pool2d": lambda x: aten.fractional_max_pool2d(
-            x, (2, 2), (2, 2), _SAMPLES.to(x.dtype)
-        )[0],
-        "upsample_nearest2d": lambda x: F.interpolate(x, (5, 2)),
-        "_upsample_nearest_exact2d": lambda x: F.interpolate(x, (5, 2), mode="nearest-exact"),
-        "upsample_bilinear2d": lambda x: F.interpolate(x, (5, 2), mode="bilinear"),
-        "upsample_bicubic2d": lambda x: F.interpolate(x, (5, 2), mode="bicubic"),
-        "_upsample_bilinear2d_aa": lambda x: F.interpolate(
-            x, (5, 2), mode="bilinear", antialias=True
-        ),
-        "_upsample_bicubic2d_aa": lambda x: F.interpolate(
-            x, (5, 2), mode="bicubic", antialias=True
-        ),
+        "fractional_max_pool2d": _fractional,
     },
     PLANE,
-)
-both("max_pool2d_with_indices", lambda x: F.max_pool2d(x, 3, 1, 1) * x, PLANE, variant="gate")
-each(
-    {
-        "upsample_nearest1d": lambda x: F.interpolate(x, 4),
-        "upsample_linear1d": lambda x: F.interpolate(x, 4, mode="linear"),
-        "_upsample_nearest_exact1d": lambda x: F.interpolate(x, 4, mode="nearest-exact"),
-    },
-    SIGNAL,
 )
 each(
     {
@@ -562,9 +574,6 @@ each(
         "max_pool3d_with_indices": lambda x: F.max_pool3d(x, 2),
         "_adaptive_avg_pool3d": lambda x: F.adaptive_avg_pool3d(x, (2, 3, 1)),
         "adaptive_max_pool3d": lambda x: F.adaptive_max_pool3d(x, 2),
-        "upsample_nearest3d": lambda x: F.interpolate(x, (2, 3, 2)),
-        "_upsample_nearest_exact3d": lambda x: F.interpolate(x, (2, 3, 2), mode="nearest-exact"),
-        "upsample_trilinear3d": lambda x: F.interpolate(x, (2, 3, 2), mode="trilinear"),
     },
     VOLUME,
 )
@@ -599,65 +608,63 @@ each(
     SQUARE,
     SQUARE,
 )
-for _name, _function in {
+_WITH_MATRIX: dict[str, Callable[..., Tensor]] = {
     "mm": lambda x, p: torch.mm(x[0], p),
     "matmul": lambda x, p: x @ p,
     "mv": lambda x, p: torch.mv(p, x[0, 0]),
     "linear": F.linear,
     "addmm": lambda x, p: torch.addmm(x[0], x[1], p),
     "addmv": lambda x, p: torch.addmv(x[0, 0], p, x[1, 2]),
-}.items():
-    for _along in (1, 2, None):
-        add(_name, f"parameter_along_{_along}", _function, Made(SQUARE, _along), Held((3, 3)))
-for _name, _function in {
+}
+_WITH_MATRICES: dict[str, Callable[..., Tensor]] = {
     "bmm": torch.bmm,
     "baddbmm": lambda x, p: torch.baddbmm(x, x, p),
     "addbmm": lambda x, p: torch.addbmm(x[0], x, p),
     "matmul": lambda x, p: p @ x,
-}.items():
-    for _along in (1, 2, None):
-        add(_name, f"batched_along_{_along}", _function, Made(SQUARE, _along), Held(SQUARE))
+}
+for _along in (1, 2, None):
+    for _name, _function in _WITH_MATRIX.items():
+        add(_name, f"parameter_along_{_along}", _function, Made(SQUARE, _along), Held((3, 3)))
+    for _name, _function in _WITH_MATRICES.items():
+        add(_name, f"parameters_along_{_along}", _function, Made(SQUARE, _along), Held(SQUARE))
+    add("matmul", f"vector_along_{_along}", lambda x, p: x @ p, Made(SQUARE, _along), Held((3,)))
+    add("linear", f"vector_along_{_along}", F.linear, Made(SQUARE, _along), Held((3,)))
 add("addmm", "bias", lambda x, p, b: torch.addmm(b, x, p), Made(ROWS), Held((6, 4)), Held((4,)))
 add("baddbmm", "bias", lambda x, p: torch.baddbmm(p, x, x), Made(SQUARE), Held((1, 3)))
-add("linear", "bias", F.linear, Made(ROWS), Held((4, 6)), Held((4,)))
-add("linear", "computed_bias", lambda x, p, b: F.linear(x, p, b[0]), Made(ROWS), Held((4, 6)),
-    Made((2, 4)))  # fmt: skip
-add("_trilinear", "channels", F.bilinear, Made(ROWS), Made((2, 4)), Held((3, 6, 4)))
-add("_trilinear", "gated", F.bilinear, Made(ROWS), Given((2, 4)), Held((3, 6, 4)), Held((3,)))
-add("_trilinear", "computed", lambda x, y, z: F.bilinear(x, y, z[0]), Made((2, 2)), Made((2, 3)),
-    Made((1, 2, 2, 3), None))  # fmt: skip
+add("linear", "bias", F.linear, Made(ROWS), _WEIGHT, Held((4,)))
+add("linear", "made_bias", lambda x, p, b: F.linear(x, p, b[0]), Made(ROWS), _WEIGHT, Made((1, 4)))
+add("linear", "tied", lambda x, p: F.linear(F.linear(x, p), p.mT), Made(ROWS), _WEIGHT)
+add("mm", "low_rank", lambda x, p, q: F.linear(x, p @ q), Made(ROWS), Held((4, 2)), Held((2, 6)))
+add("_trilinear", "two", F.bilinear, Made(ROWS), Made((2, 4)), Held((3, 6, 4)))
+add("_trilinear", "square", lambda x, p: F.bilinear(x, x, p), Made(ROWS), Held((3, 6, 6)))
+add("_trilinear", "given", F.bilinear, Made(ROWS), Given((2, 4)), Held((3, 6, 4)), Held((3,)))
 
-_SPACE = {1: (6,), 2: (4, 4), 3: (3, 3, 3)}
-for _dims, _space in _SPACE.items():
-    _plain, _turned = getattr(F, f"conv{_dims}d"), getattr(F, f"conv_transpose{_dims}d")
-    _kernel = (2,) * _dims
-    for _name, _function, _weights in (
-        (f"conv{_dims}d", _plain, {"dense": (3, 4), "grouped": (6, 2), "depthwise": (8, 1)}),
-        (
-            f"conv_transpose{_dims}d",
-            _turned,
-            {"dense": (4, 3), "grouped": (4, 3), "depthwise": (4, 2)},
-        ),
-    ):
-        for _kind, _groups in (("dense", 1), ("grouped", 2), ("depthwise", 4)):
-            _weight = Held((*_weights[_kind], *_kernel))
+_CONVOLUTIONS = {  # weights of a convolution and of a transposed one, by the number of groups
+    1: ((3, 4), (4, 3)),
+    2: ((6, 2), (4, 3)),
+    4: ((8, 1), (4, 2)),
+}
+for _dims, _space in {1: (6,), 2: (4, 4), 3: (3, 3, 3)}.items():
+    for _groups, _weights in _CONVOLUTIONS.items():
+        for _name, _sizes in zip(("conv", "conv_transpose"), _weights, strict=True):
+            _function = getattr(F, f"{_name}{_dims}d")
+            _call = lambda x, p, f=_function, g=_groups: f(x, p, groups=g)  # noqa: E731
+            _kernel = (*_sizes, *[2] * _dims)
             for _along in (1, 2, None):
                 add(
-                    _name,
-                    f"{_kind}_along_{_along}",
-                    lambda x, p, f=_function, g=_groups: f(x, p, groups=g),
+                    f"{_name}{_dims}d",
+                    f"{_groups}_groups_along_{_along}",
+                    _call,
                     Made((2, 4, *_space), _along),
-                    _weight,
+                    Held(_kernel),
                 )
             if _dims == 2:
                 add(
-                    _name,
-                    f"{_kind}_computed",
-                    lambda x, w, f=_function, g=_groups, s=_weight.shape: f(
-                        x, w[0].reshape(s), groups=g
-                    ),
+                    f"{_name}{_dims}d",
+                    f"{_groups}_groups_made",
+                    lambda x, w, f=_call: f(x, w[0]),
                     Made((2, 4, *_space)),
-                    Made((2, *_weight.shape), None),
+                    Made((1, *_kernel), None),
                 )
 
 
@@ -665,94 +672,121 @@ def _convolution(x: Tensor, weight: Tensor, transposed: bool = False) -> Tensor:
     return aten.convolution(x, weight, None, [1, 1], [0, 0], [1, 1], transposed, [0, 0], 1)
 
 
-add("convolution", "dense", _convolution, Made(PLANE), Held((3, 4, 2, 2)))
-add("convolution", "transposed", lambda x, p: _convolution(x, p, True), Made(PLANE),
-    Held((4, 3, 2, 2)))  # fmt: skip
-add("convolution", "elements", _convolution, Made(PLANE, None), Held((3, 4, 2, 2)))
-add("conv2d", "over_channels", lambda x, p: F.conv2d(x.mean((2, 3))[:, None, :, None], p),
-    Made(PLANE), Held((1, 1, 2, 1)))  # fmt: skip
-add("conv1d", "shifted", lambda x, p: F.conv1d(x, p, stride=2, padding=2), Made((2, 3, 5), 2),
-    Held((2, 3, 1)))  # fmt: skip
+def _turned(x: Tensor, weight: Tensor) -> Tensor:
+    return _convolution(x, weight, True)
+
+
+def _over_channels(x: Tensor, weight: Tensor) -> Tensor:
+    return F.conv2d(x.mean((2, 3))[:, None, :, None], weight)
+
+
+def _shifted(x: Tensor, weight: Tensor) -> Tensor:
+    """A kernel of one that still moves positions: output i reads position 2i - 2."""
+    return F.conv1d(x, weight, stride=2, padding=2)
+
+
+for _along in (1, None):
+    add("convolution", f"along_{_along}", _convolution, Made(PLANE, _along), Held((3, 4, 2, 2)))
+    add("convolution", f"turned_{_along}", _turned, Made(PLANE, _along), Held((4, 3, 2, 2)))
+add("conv2d", "over_channels", _over_channels, Made(PLANE), Held((1, 1, 2, 1)))
+add("conv1d", "shifted", _shifted, Made((2, 3, 5), 2), Held((2, 3, 1)))
 
 # ---------------------------------------------------------------- attention
 
 HEADS = (2, 2, 3, 4)
-_FLASH: dict[str, Callable[..., tuple[Tensor, ...]]] = {
-    "_scaled_dot_product_flash_attention_for_cpu": (
-        lambda q, k, v, mask=None: aten._scaled_dot_product_flash_attention_for_cpu(
-            q.contiguous(), k.contiguous(), v.contiguous(), attn_mask=mask
-        )
-    ),
-}
-for _variant, _along in (("channels", 3), ("heads", 1), ("elements", None)):
-    _three = [Made(HEADS, _along)] * 3
-    add("scaled_dot_product_attention", _variant, F.scaled_dot_product_attention, *_three)
-    for _name, _fused in _FLASH.items():
-        add(_name, _variant, lambda q, k, v, f=_fused: f(q, k, v)[0], *_three, real=True)
-        add(_name, f"{_variant}_statistics", lambda q, k, v, f=_fused: f(q, k, v)[1], *_three,
-            real=True)  # fmt: skip
-for _mask in (Held((2, 3, 3)), Held((3, 3)), Made((2, 2, 3, 3))):
-    _kind = type(_mask).__name__.lower() + str(len(_mask.shape))
-    add("scaled_dot_product_attention", f"mask_{_kind}", F.scaled_dot_product_attention,
-        *_three, _mask)  # fmt: skip
-    for _name, _fused in _FLASH.items():
-        for _part, _what in ((0, "result"), (1, "statistics")):
-            add(
-                _name,
-                f"mask_{_kind}_{_what}",
-                lambda q, k, v, m, f=_fused, i=_part: f(q, k, v, m.expand(2, 2, 3, 3))[i],
-                *_three,
-                _mask,
-                real=True,
-            )
+FLASH = "_scaled_dot_product_flash_attention_for_cpu"
+
+
+def _flash(part: int) -> Callable[..., Tensor]:
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        mask = mask if mask is None else mask.expand(2, 2, 3, 3)
+        return getattr(aten, FLASH)(q, k, v, attn_mask=mask)[part]
+
+    return attend
+
+
+for _variant, _mask in {
+    "no_mask": (),
+    "mask_of_heads": (Held((2, 3, 3)),),
+    "mask_for_all": (Held((3, 3)),),
+    "made_mask": (Made((2, 2, 3, 3)),),
+}.items():
+    for _along in (1, 2, 3, None):
+        _v = f"{_variant}_along_{_along}"
+        _operands = [*[Made(HEADS, _along)] * 3, *_mask]
+        add("scaled_dot_product_attention", _v, F.scaled_dot_product_attention, *_operands)
+        add(FLASH, f"{_v}", _flash(0), *_operands, real=True)
+    add(FLASH, f"{_variant}_statistics", _flash(1), *_operands, real=True)
 
 # ---------------------------------------------------------------- norms
 
 _AFFINE = (Held((4,)), Held((4,)))
 
 
-class _Buffers:
-    """Running statistics that are constants here."""
-
-    mean = torch.tensor([0.1, -0.2, 0.3, 0.0], dtype=torch.float64)
-    var = torch.tensor([0.5, 1.5, 1.0, 2.0], dtype=torch.float64)
-
-
 def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    return _Buffers.mean.to(x.dtype), _Buffers.var.to(x.dtype)
+    return x.new_tensor([0.1, -0.2, 0.3, 0.0]), x.new_tensor([0.5, 1.5, 1.0, 2.0])
 
 
+_NORMS: dict[str, Callable[..., Tensor]] = {
+    "batch_norm": lambda x, w, b: F.batch_norm(x, *_statistics(x), w, b),
+    "instance_norm": lambda x, w, b: F.instance_norm(x, None, None, w, b),
+    "group_norm": lambda x, w, b: F.group_norm(x, 2, w, b),
+    "native_batch_norm": lambda x, w, b: _parts(
+        *aten.native_batch_norm(x, w, b, None, None, True, 0.1, 1e-5)
+    ),
+    "_native_batch_norm_legit": lambda x, w, b: _parts(
+        *aten._native_batch_norm_legit(x, w, b, True, 0.1, 1e-5)
+    ),
+    "_native_batch_norm_legit_no_training": lambda x, w, b: (
+        aten._native_batch_norm_legit_no_training(x, w, b, *_statistics(x), 0.1, 1e-5)[0]
+    ),
+    "native_group_norm": lambda x, w, b: _parts(
+        *aten.native_group_norm(x.contiguous(), w, b, 2, 4, 9, 2, 1e-5)
+    ),
+}
+_TOKEN_NORMS: dict[str, Callable[..., Tensor]] = {
+    "layer_norm": lambda x, w, b: F.layer_norm(x, (4,), w, b),
+    "rms_norm": lambda x, w, b: F.rms_norm(x, (4,), w) + b,
+    "native_layer_norm": lambda x, w, b: _parts(*aten.native_layer_norm(x, (4,), w, b, 1e-5)),
+}
 for _along in (1, 2, None):
-    _x = Made(IMAGE, _along)
-    _v = f"along_{_along}"
-    add("batch_norm", _v, lambda x, w, b: F.batch_norm(x, *_statistics(x), w, b), _x, *_AFFINE)
-    add("batch_norm", f"{_v}_batch", lambda x, w, b: F.batch_norm(x, None, None, w, b, True), _x,
-        *_AFFINE)  # fmt: skip
-    add("instance_norm", _v, lambda x, w, b: F.instance_norm(x, None, None, w, b), _x, *_AFFINE)
-    add("group_norm", _v, lambda x, w, b: F.group_norm(x, 2, w, b), _x, *_AFFINE)
-    add("native_batch_norm", _v, lambda x, w, b: _parts(
-        *aten.native_batch_norm(x, w, b, None, None, True, 0.1, 1e-5)), _x, *_AFFINE)  # fmt: skip
-    add("_native_batch_norm_legit", _v, lambda x, w, b: _parts(
-        *aten._native_batch_norm_legit(x, w, b, True, 0.1, 1e-5)), _x, *_AFFINE)  # fmt: skip
-    add("_native_batch_norm_legit_no_training", _v, lambda x, w, b: _parts(
-        aten._native_batch_norm_legit_no_training(x, w, b, *_statistics(x), 0.1, 1e-5)[0]),
-        _x, *_AFFINE)  # fmt: skip
-    add("native_group_norm", _v, lambda x, w, b: _parts(
-        *aten.native_group_norm(x, w, b, 2, 4, 9, 2, 1e-5)), _x, *_AFFINE)  # fmt: skip
-for _along in (1, 2, None):
-    _x = Made(TOKENS, _along)
-    _v = f"along_{_along}"
-    add("layer_norm", _v, lambda x, w, b: F.layer_norm(x, (4,), w, b), _x, *_AFFINE)
-    add("layer_norm", f"{_v}_two", lambda x, w: F.layer_norm(x, (5, 4), w), _x, Held((5, 4)))
-    add("rms_norm", _v, lambda x, w: F.rms_norm(x, (4,), w), _x, Held((4,)))
-    add("native_layer_norm", _v, lambda x, w, b: _parts(
-        *aten.native_layer_norm(x, (4,), w, b, 1e-5)), _x, *_AFFINE)  # fmt: skip
-add("batch_norm", "held_statistics", lambda x, m, v: F.batch_norm(x, m, v.abs()), Made(IMAGE),
-    *_AFFINE)  # fmt: skip
-add("batch_norm", "made_statistics", lambda x, m: F.batch_norm(x, m[0], positive(m[1])),
-    Made(IMAGE), Made((2, 4)))  # fmt: skip
-add("layer_norm", "made_affine", lambda x, w: F.layer_norm(x, (4,), w[0], w[1]), Made(TOKENS, 2),
-    Made((2, 4)))  # fmt: skip
+    for _name, _function in _NORMS.items():
+        add(_name, f"along_{_along}", _function, Made(IMAGE, _along), *_AFFINE)
+    for _name, _function in _TOKEN_NORMS.items():
+        add(_name, f"along_{_along}", _function, Made(TOKENS, _along), *_AFFINE)
+    add(
+        "layer_norm",
+        f"two_dims_along_{_along}",
+        lambda x, w: F.layer_norm(x, (5, 4), w),
+        Made(TOKENS, _along),
+        Held((5, 4)),
+    )
+    add(
+        "batch_norm",
+        f"batch_along_{_along}",
+        lambda x, w, b: F.batch_norm(x, None, None, w, b, True),
+        Made(IMAGE, _along),
+        *_AFFINE,
+    )
+
+
+def _normed_by(x: Tensor, m: Tensor, v: Tensor) -> Tensor:
+    return F.batch_norm(x, m.reshape(4), positive(v.reshape(4)))
+
+
+def _instance_normed_by(x: Tensor, m: Tensor, v: Tensor) -> Tensor:
+    return F.instance_norm(x, m, positive(v), use_input_stats=False)
+
+
+def _made_affine(x: Tensor, w: Tensor) -> Tensor:
+    return F.layer_norm(x, (4,), w[0], w[1])
+
+
+add("batch_norm", "held_statistics", _normed_by, Made(IMAGE), *_AFFINE)
+add("batch_norm", "made_statistics", _normed_by, Made(IMAGE), Made((1, 4)), Made((1, 4)))
+add("instance_norm", "held_statistics", _instance_normed_by, Made(IMAGE), *_AFFINE)
+add("layer_norm", "made_affine", _made_affine, Made(TOKENS, 2), Made((2, 4)))
 
 # ---------------------------------------------------------------- indices
 
@@ -760,79 +794,90 @@ _FIXED = torch.tensor([2, 0, 2])
 _MASK = torch.tensor([True, False, True, True])
 
 
-def _three_ways(
-    operator: str, function: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, ...], count: int
-) -> None:
-    """An index that is constant, given by the input, or computed from activations."""
-    both(operator, lambda x: function(x, _FIXED), shape, variant="fixed")
-    for along in (1, None):
-        name = "channels" if along else "elements"
-        add(operator, f"given_{name}", lambda x, i: function(x, picks(i[0], count)),
-            Made(shape, along), Given((2, 3)))  # fmt: skip
-        add(operator, f"computed_{name}", lambda x, i: function(x, picks(i[0], count)),
-            Made(shape, along), Made((2, 3)))  # fmt: skip
-    add(operator, "into_given", lambda x, i: function(x, picks(i[0], count)), Given(shape),
-        Made((2, 3)))  # fmt: skip
-    add(operator, "into_parameter", lambda p, i: function(p, picks(i[0], count)), Held(shape),
-        Made((2, 3)))  # fmt: skip
-
-
-def _along_rows(x: Tensor, i: Tensor) -> Tensor:
+def _rows(i: Tensor) -> Tensor:
     return i.view(1, -1, 1, 1).expand(2, -1, 3, 3)
 
 
-_three_ways("index", lambda x, i: x[:, i], IMAGE, 4)
-_three_ways("_unsafe_index", lambda x, i: aten._unsafe_index(x, [None, i]), IMAGE, 4)
-_three_ways("index_select", lambda x, i: x.index_select(1, i), IMAGE, 4)
-_three_ways("gather", lambda x, i: x.gather(1, _along_rows(x, i)), IMAGE, 4)
-_three_ways("scatter", lambda x, i: x.scatter(1, _along_rows(x, i), x[:, :3].tanh()), IMAGE, 4)
-_three_ways("scatter_add", lambda x, i: x.scatter_add(1, _along_rows(x, i), x[:, 1:].tanh()),
-            IMAGE, 4)  # fmt: skip
-_three_ways("scatter_reduce", lambda x, i: x.scatter_reduce(1, _along_rows(x, i), x[:, 1:].tanh(),
-            "amax"), IMAGE, 4)  # fmt: skip
-_three_ways("index_add", lambda x, i: x.index_add(1, i, x[:, 1:].tanh()), IMAGE, 4)
-_three_ways("index_copy", lambda x, i: x.index_copy(1, i, x[:, 1:].tanh()), IMAGE, 4)
-_three_ways("index_fill", lambda x, i: x.index_fill(1, i, 0.5), IMAGE, 4)
-_three_ways("index_reduce", lambda x, i: x.index_reduce(1, i, x[:, 1:].tanh(), "amax"), IMAGE, 4)
-_three_ways("index_put", lambda x, i: x.index_put((torch.tensor([[0], [1]]), i), x[:, :3].tanh()),
-            IMAGE, 4)  # fmt: skip
-_three_ways("_unsafe_index_put", lambda x, i: aten._unsafe_index_put(x, [None, i], x[:, 1:].tanh()),
-            IMAGE, 4)  # fmt: skip
-_three_ways("put", lambda x, i: x.put(i, x[0, 0, 0]), IMAGE, 72)
-both("index", lambda x: x[:, _FIXED, :, _FIXED[:, None].clamp(max=2)], IMAGE, variant="two")
-both("index", lambda x: x[:, _MASK], IMAGE, variant="mask")
+_INDEXED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "index": lambda x, i: x[:, i],
+    "_unsafe_index": lambda x, i: aten._unsafe_index(x, [None, i]),
+    "index_select": lambda x, i: x.index_select(1, i),
+    "gather": lambda x, i: x.gather(1, _rows(i)),
+    "scatter": lambda x, i: x.scatter(1, _rows(i), x[:, :3].tanh()),
+    "scatter_add": lambda x, i: x.scatter_add(1, _rows(i), x[:, 1:].tanh()),
+    "scatter_reduce": lambda x, i: x.scatter_reduce(1, _rows(i), x[:, 1:].tanh(), "amax"),
+    "index_add": lambda x, i: x.index_add(1, i, x[:, 1:].tanh()),
+    "index_copy": lambda x, i: x.index_copy(1, i, x[:, 1:].tanh()),
+    "index_fill": lambda x, i: x.index_fill(1, i, 0.5),
+    "index_reduce": lambda x, i: x.index_reduce(1, i, x[:, 1:].tanh(), "amax"),
+    "index_put": lambda x, i: x.index_put((torch.tensor([[0], [1]]), i), x[:, :3].tanh()),
+    "_unsafe_index_put": lambda x, i: aten._unsafe_index_put(x, [None, i], x[:, 1:].tanh()),
+    "put": lambda x, i: x.put(i, x[0, 0, 0]),
+}
+for _name, _function in _INDEXED.items():
+    _call = lambda x, i, f=_function: f(x, picks(i[0], 4))  # noqa: E731
+    both(_name, lambda x, f=_function: f(x, _FIXED), IMAGE, variant="fixed")
+    for _v, _x in {
+        "channels": Made(IMAGE),
+        "elements": Made(IMAGE, None),
+        "input": Given(IMAGE),
+        "parameter": Held(IMAGE),
+    }.items():
+        if not isinstance(_x, Given):
+            add(_name, f"{_v}_given", _call, _x, Given((1, 3)))
+        add(_name, f"{_v}_computed", _call, _x, Made((1, 3)))
+
+
+def _assigned(x: Tensor, y: Tensor, where: Any) -> Tensor:
+    x = x.clone()
+    x[where] = y[0, 0].mean()
+    return x
+
+
+_TABLE = torch.tensor([[0, 1, 2], [1, 0, 1], [2, 1, 0]])
+both("index", lambda x: x[:, _FIXED, :, _FIXED[:, None]], IMAGE, variant="two")
 both("index", lambda x: x[torch.tensor([[0], [1]]), _FIXED], IMAGE, variant="batch")
-add("index", "table", lambda x, p: x + p[torch.tensor([0, 1, 1, 0])][:, None, None], Made(IMAGE),
-    Held((2,)))  # fmt: skip
-add("index", "table_heads", lambda x, p: x + p[torch.tensor([[0, 1, 2], [1, 0, 1], [2, 1, 0]])]
-    .permute(2, 0, 1), Made(IMAGE), Held((3, 4)))  # fmt: skip
-both("index_fill", lambda x, y: x.index_fill(1, _FIXED, y.mean()), IMAGE, (2, 2), variant="value")
-both("index_put", lambda x: aten.index_put(x, [None, _FIXED], x[:, :1], True), IMAGE, variant="adding")
-both("index_put", lambda x: x.index_put((torch.tensor([0]), _MASK.nonzero()[:, 0]), x[1, 1:]),
-     IMAGE, variant="mask")  # fmt: skip
-both("scatter", lambda x: x.scatter(2, torch.zeros(2, 4, 1, 3, dtype=torch.long), 1.0), IMAGE,
-     variant="value")  # fmt: skip
+both("index", lambda x: x[:, _MASK], IMAGE, variant="mask", real=True)
+both("index", lambda x: x[x[:, :, 0, 0] > 0].sum(0), IMAGE, variant="made_mask", real=True)
+add("index", "table", lambda x, p: x + p[_TABLE], Made(IMAGE), Held((3,)))
+add("index", "table_of_heads", lambda x, p: x + p[_TABLE].movedim(2, 0), Made(IMAGE), Held((3, 4)))
+both("index_fill", lambda x, y: x.index_fill(1, _FIXED, y.mean()), IMAGE, ROWS, variant="value")
+both("index_put", lambda x: aten.index_put(x, [None, _FIXED], x[:, :1], True), IMAGE, variant="sum")
+both("index_put", lambda x, y: _assigned(x, y, x < 0), IMAGE, IMAGE, variant="mask")
+both("index_put", lambda x, y: _assigned(x, y, y[..., 0, 0] < 0), IMAGE, IMAGE, variant="mask_two")
 both("masked_scatter", lambda x, y: x.masked_scatter(y > 0, x.tanh()), IMAGE, IMAGE)
-both("masked_scatter", lambda x: x.masked_scatter(_MASK.view(4, 1, 1), x.tanh()), IMAGE,
-     variant="fixed")  # fmt: skip
-for _name, _function in {
-    "embedding": lambda i, p: F.embedding(picks(i, 5), p),
-    "_embedding_bag": lambda i, p: aten._embedding_bag(p, picks(i[0], 5), torch.tensor([0, 2]))[0],
-    "_embedding_bag_forward_only": lambda i, p: F.embedding_bag(picks(i, 5), p),
-}.items():
-    for _index in (Given((2, 3)), Made((2, 3))):
-        _kind = type(_index).__name__.lower()
-        add(_name, f"{_kind}_parameter", _function, _index, Held((5, 4)))
-        add(_name, f"{_kind}_table", lambda i, x, f=_function: f(i, x[0]), _index,
-            Made((1, 5, 4), None))  # fmt: skip
-add("_embedding_bag_forward_only", "scales", lambda i, p, s: F.embedding_bag(
-    picks(i, 5), p, per_sample_weights=s, mode="sum"), Given((2, 3)), Held((5, 4)),
-    Made((2, 3)))  # fmt: skip
-add("_embedding_bag_forward_only", "max", lambda i, p: F.embedding_bag(picks(i, 5), p, mode="max"),
-    Given((2, 3)), Held((5, 4)))  # fmt: skip
-add("_embedding_bag_forward_only", "offsets", lambda i, p, o: F.embedding_bag(
-    picks(i[0], 5), p, picks(o[0], 6).new_tensor([0, 3]) + picks(o[0], 3)), Given((2, 6)), Held((5, 4)),
-    Made((2, 1)))  # fmt: skip
+both("masked_scatter", lambda x: x.masked_scatter(_MASK.view(4, 1, 1), -x), IMAGE, variant="fixed")
+
+
+def _bag(i: Tensor, p: Tensor, **settings: Any) -> Tensor:
+    return F.embedding_bag(picks(i, 5), p, **settings)
+
+
+def _bag_parts(i: Tensor, p: Tensor) -> Tensor:
+    return _parts(*aten._embedding_bag(p, picks(i[0], 5), torch.tensor([0, 2]), False, 2))
+
+
+def _bag_offsets(i: Tensor, p: Tensor, offset: Tensor) -> Tensor:
+    start = torch.cat([torch.tensor([0]), 1 + picks(offset[0], 2)])
+    return F.embedding_bag(picks(i[0], 5), p, start)
+
+
+for _v, _index in {"given": Given((2, 3)), "made": Made((2, 3))}.items():
+    _table = Made((1, 5, 4), None)
+    add("embedding", _v, lambda i, p: F.embedding(picks(i, 5), p), _index, Held((5, 4)))
+    add("embedding", f"{_v}_table", lambda i, x: F.embedding(picks(i, 5), x[0]), _index, _table)
+    add("_embedding_bag", _v, _bag, _index, Held((5, 4)))
+    add("_embedding_bag", f"{_v}_parts", _bag_parts, _index, Held((5, 4)))
+    add("_embedding_bag_forward_only", _v, lambda i, x: _bag(i, x[0]), _index, _table)
+add("_embedding_bag", "offsets", _bag_offsets, Given((2, 3)), Held((5, 4)), Made((1, 1)))
+add(
+    "_embedding_bag",
+    "scales",
+    lambda i, p, s: _bag(i, p, per_sample_weights=s, mode="sum"),
+    Given((2, 3)),
+    Held((5, 4)),
+    Made((2, 3)),
+)
 
 # ---------------------------------------------------------------- shapes that depend on data
 
@@ -847,86 +892,70 @@ each(
         "bincount": lambda x: torch.bincount(picks(x.flatten(), 3), minlength=3).to(x.dtype),
         "histc": lambda x: torch.histc(x, 4, -1, 1),
         "_local_scalar_dense": lambda x: x * x[0, 1, 1, 1].item(),
+        "equal": lambda x: x if torch.equal(x[0, 0, 0] > 0, x[0, 1, 0] > 0) else -x,
+        "repeat_interleave": lambda x: x.repeat_interleave(picks(x[0, :, 0, 0], 3), 1).sum(1),
     },
     IMAGE,
     real=True,
 )
-both("bincount", lambda x, y: torch.bincount(picks(x[0], 3), y[0], 3), ROWS, ROWS, variant="weights",
-     real=True)  # fmt: skip
-both("index", lambda x: x[x[:, :, 0, 0] > 0].sum(0), IMAGE, variant="computed_mask", real=True)
-both("index", lambda x, y: x.flatten()[(y.flatten() > 0).nonzero()[:, 0]].sum(), IMAGE, IMAGE,
-     variant="computed_positions", real=True)  # fmt: skip
-both("repeat_interleave", lambda x, y: x.repeat_interleave(picks(y[0], 3), 1).sum(1), IMAGE,
-     (2, 4), variant="computed", real=True)  # fmt: skip
-both("masked_select", lambda x: torch.masked_select(x, _MASK.view(4, 1, 1)), IMAGE, variant="fixed",
-     real=True)  # fmt: skip
+add(
+    "repeat_interleave",
+    "given",
+    lambda x, i: x.repeat_interleave(1 + picks(i[0], 3), 1).sum(1),
+    Made(IMAGE),
+    Given((1, 4)),
+    real=True,
+)
+add(
+    "bincount",
+    "weights",
+    lambda x, y: torch.bincount(picks(x[0], 3), y[0], 3),
+    Given(ROWS),
+    Made(ROWS),
+    real=True,
+)
 
 # ---------------------------------------------------------------- recurrences
 
 
-def _cells(kind: str, *, layers: int = 1, both_ways: bool = False) -> list[Held]:
-    gates = {"lstm": 4, "gru": 3}.get(kind, 1)
+def _cells(kind: str, layers: int, both_ways: bool) -> list[Held]:
+    rows = 3 * {"lstm": 4, "gru": 3}.get(kind, 1)
     shapes: list[Held] = []
-    for layer in range(layers):
-        for _ in range(1 + both_ways):
-            width = 4 if not layer else 3 * (1 + both_ways)
-            rows = 3 * gates
-            shapes += [Held((rows, width)), Held((rows, 3)), Held((rows,)), Held((rows,))]
+    for cell in range(layers * (1 + both_ways)):
+        width = 4 if cell <= both_ways else 3 * (1 + both_ways)
+        shapes += [Held((rows, width)), Held((rows, 3)), Held((rows,)), Held((rows,))]
     return shapes
 
 
-def _recurrent(
-    kind: str, given: Any, start: Tensor | None, weights: Any, layers: int, both_ways: bool
-) -> Tensor:
-    packed = isinstance(given, PackedSequence)
-    data = given.data if packed else given
-    hidden = data.new_zeros(layers * (1 + both_ways), 2, 3) if start is None else start
-    state: Any = (hidden, hidden.tanh()) if kind == "lstm" else hidden
-    settings = (True, layers, 0.0, False, both_ways)
-    function = getattr(torch._VF, kind)
-    if packed:
-        results = function(data, given.batch_sizes, state, list(weights), *settings)
-    else:
-        results = function(data, state, list(weights), *settings, True)
-    return _parts(*results)
+def _packed(x: Tensor) -> PackedSequence:
+    return pack_padded_sequence(x, torch.tensor([5, 3]), batch_first=True)
+
+
+def _recurrent(kind: str, packed: bool, settings: tuple[Any, ...]) -> Callable[..., Tensor]:
+    def run(x: Tensor, hidden: Tensor, *weights: Tensor) -> Tensor:
+        state: Any = (hidden, hidden.tanh()) if kind == "lstm" else hidden
+        function = getattr(torch._VF, kind)
+        if packed:
+            data, sizes, *_ = _packed(x)
+            return _parts(*function(data, sizes, state, list(weights), *settings))
+        return _parts(*function(x, state, list(weights), *settings, True))
+
+    return run
 
 
 for _kind in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
     for _layers, _both_ways in ((1, False), (2, True)):
-        _weights = _cells(_kind, layers=_layers, both_ways=_both_ways)
-        _run = lambda x, start, w, k=_kind, n=_layers, b=_both_ways: _recurrent(  # noqa: E731
-            k, x, start, w, n, b
-        )
-        _v = f"{_layers}_layers"
-        add(f"{_kind}.input", _v, lambda x, *w, f=_run: f(x, None, w), Made(TOKENS, 2), *_weights)
-        add(
-            f"{_kind}.input",
-            f"{_v}_started",
-            lambda x, h, *w, f=_run: f(x, h, w),
-            Made(TOKENS, None),
-            Made((_layers * (1 + _both_ways), 2, 3), 2),
-            *_weights,
-        )
-        add(
-            f"{_kind}.data",
-            _v,
-            lambda x, *w, f=_run: f(
-                pack_padded_sequence(x, torch.tensor([5, 3]), batch_first=True), None, w
-            ),
-            Made(TOKENS, 2),
-            *_weights,
-            real=True,
-        )
-    add(
-        f"{_kind}.data",
-        "started",
-        lambda x, h, *w, k=_kind: _recurrent(
-            k, pack_padded_sequence(x, torch.tensor([5, 3]), batch_first=True), h, w, 1, False
-        ),
-        Made(TOKENS, 2),
-        Made((1, 2, 3), 2),
-        *_cells(_kind),
-        real=True,
-    )
-both("_pack_padded_sequence", lambda x: pack_padded_sequence(x, torch.tensor([5, 3]),
-     batch_first=True).data, TOKENS, along=2, real=True)  # fmt: skip
+        _settings = (True, _layers, 0.0, False, _both_ways)
+        _size = (_layers * (1 + _both_ways), 2, 3)
+        for _v, _start in {"": Given(_size), "_started": Made(_size, 2)}.items():
+            for _packs in (False, True):
+                add(
+                    f"{_kind}.data" if _packs else f"{_kind}.input",
+                    f"{_layers}_layers{_v}",
+                    _recurrent(_kind, _packs, _settings),
+                    Made(TOKENS, 2 if _packs else None),
+                    _start,
+                    *_cells(_kind, _layers, _both_ways),
+                    real=_packs,
+                )
+both("_pack_padded_sequence", lambda x: _packed(x).data, TOKENS, along=2, real=True)
