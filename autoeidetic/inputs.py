@@ -32,14 +32,12 @@ def call_inputs(model: nn.Module, example_inputs: Any = None) -> CallInputs:
     """
     if example_inputs is None:
         return _default_inputs(model)
+    _check_leaves(example_inputs, "example_inputs")
     if isinstance(example_inputs, Mapping):
-        inputs = CallInputs((), dict(example_inputs))
-    elif isinstance(example_inputs, (tuple, list)):
-        inputs = CallInputs(tuple(example_inputs), {})
-    else:
-        inputs = CallInputs((example_inputs,), {})
-    _check_leaves((inputs.args, inputs.kwargs), "example_inputs")
-    return inputs
+        return CallInputs((), dict(example_inputs))
+    if isinstance(example_inputs, (tuple, list)):
+        return CallInputs(tuple(example_inputs), {})
+    return CallInputs((example_inputs,), {})
 
 
 def _check_leaves(value: Any, where: str) -> None:

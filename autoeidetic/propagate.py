@@ -220,7 +220,7 @@ def apply_rule(algebra: Algebra, node: fx.Node, args: Sequence[Any], kwargs: Any
     if found is None:
         return None
     try:
-        return found(algebra, *args, **kwargs)
+        result = found(algebra, *args, **kwargs)
     except AutoeideticError:
         raise
     except Exception as error:
@@ -231,6 +231,13 @@ def apply_rule(algebra: Algebra, node: fx.Node, args: Sequence[Any], kwargs: Any
             remedy="register your own rule for one overload of this operator with "
             "@autoeidetic.rule, or report the model",
         ) from error
+    if result is None:
+        raise RuleError(
+            f"the rule {found.__module__}.{found.__qualname__} returned nothing",
+            place=place(node),
+            remedy="return a Value, or a list of them for an operator with several results",
+        )
+    return result
 
 
 def _decomposed(algebra: Algebra, node: fx.Node, args: Any, kwargs: Any) -> Any:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -174,7 +175,7 @@ class Recorder:
             output = original(module, *args, **kwargs)
         except Exception as error:
             if not hasattr(error, "_autoeidetic_place"):
-                error._autoeidetic_place = Place(path, "", _user_line())  # type: ignore[attr-defined]
+                error._autoeidetic_place = Place(path, "", _raising_line(error))  # type: ignore[attr-defined]
             raise
         finally:
             self.scope = outer
@@ -574,11 +575,24 @@ def _on_cpu(value: Any) -> Any:
 
 def _user_line() -> str:
     """The innermost source line outside torch and this package."""
-    frame = sys._getframe(1)
-    fallback = ""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        filename = frame.f_code.co_filename
-        if not filename.startswith((_TORCH, _HERE)) and not filename.startswith("<"):
-            return f"{filename}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return fallback
+        if _is_users(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _raising_line(error: BaseException) -> str:
+    """The innermost line of the user's that an error passed."""
+    line, trace = "", error.__traceback__
+    while trace is not None:
+        filename = trace.tb_frame.f_code.co_filename
+        if _is_users(filename):
+            line = f"{filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return line
+
+
+def _is_users(filename: str) -> bool:
+    return not filename.startswith((_TORCH, _HERE, "<"))

@@ -191,10 +191,11 @@ def _same(input: Tensor, *_: Any) -> Tensor:
 
 
 def _binary(left: Any, right: Any, *_: Any) -> Tensor | None:
-    if isinstance(right, Tensor):
-        if left.shape != right.shape or left.dtype != right.dtype or not right.is_meta:
-            return None
-    elif not left.is_floating_point():
+    if not left.is_floating_point():  # integers may be promoted
+        return None
+    if isinstance(right, Tensor) and (
+        left.shape != right.shape or left.dtype != right.dtype or not right.is_meta
+    ):
         return None
     return _same(left)
 

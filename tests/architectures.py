@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from hypothesis import strategies as st
 from timm.layers import EcaModule, LayerNorm2d, ScaledStdConv2d, SEModule, StdConv2d
 from timm.layers.grn import GlobalResponseNorm

@@ -7,6 +7,7 @@ import json
 import pickle
 
 import networkx as nx
+import numpy as np
 import pytest
 import timm
 import torch
@@ -76,9 +77,7 @@ def test_attention_heads_divide(vit: Dependencies) -> None:
     ]
 
 
-def _only(deps: Dependencies, number: int):  # noqa: ANN202
-    import numpy as np
-
+def _only(deps: Dependencies, number: int) -> np.ndarray:
     kept = np.zeros(deps.plan.classes + 1, bool)
     kept[number] = True
     return kept

@@ -72,7 +72,7 @@ def test_not_a_model() -> None:
 
 def test_missing_inputs() -> None:
     error = failure(autoeidetic.InputError, nn.Linear(3, 3))
-    assert "no example inputs were given and Linear is neither a timm" in str(error)
+    assert "no example inputs were given and those of Linear are not known" in str(error)
     assert "analyze(model, torch.randn(2, 3, 32, 32))" in error.remedy
 
 
