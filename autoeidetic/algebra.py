@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .ownership import Ownership
 from .tags import narrow
-from .values import Value, array, compress, constant, core, varies, vector
+from .values import ZERO, ParameterView, Value, array, compress, constant, core, varies, vector
 
 
 @dataclass
@@ -43,13 +43,8 @@ class Algebra(Ownership):
                 ),
             )
         tags = None if value.tags is None else compress(function(value.tags))
-        if tags is None:
-            assert view is not None
-            assert view.coords is not None
-            moved = next((c for c in view.coords if c is not None), None)
-            shape = tuple(moved.shape) if moved is not None else self.shape
-            return Value(shape, None, view)
-        return Value(tuple(tags.shape), tags, view)
+        moved = function(ZERO.expand(value.shape)) if tags is None else tags
+        return Value(tuple(moved.shape), tags, view)
 
     def pointwise(self, *values: Any, shape: Sequence[int] | None = None) -> Value:
         """Element by element: one-to-one joins, one against many is required by the many."""
@@ -79,15 +74,11 @@ class Algebra(Ownership):
         view = largest.parameter
         assert view is not None
         names = {v.parameter.name for v in values if v.parameter is not None}
-        coords = tuple(None if c is None else c.expand(shape) for c in view.coordinates())
+        coords = _expanded(view, shape)
         if len(names) == 1 and all(v.tags is None for v in values):
             for value in values:
                 assert value.parameter is not None
-                other = value.parameter.coordinates()
-                coords = tuple(
-                    None if a is None or b is None else a
-                    for a, b in zip(coords, other, strict=True)
-                )
+                coords = tuple(map(_same_or_all, coords, _expanded(value.parameter, shape)))
             return Value(shape, None, replace(view, coords=coords, transformed=True))
         tags = self.tags(largest).expand(shape)
         for value in values:
@@ -206,3 +197,17 @@ class Algebra(Ownership):
             self.reduce_tags(self.tags(left), [over_left % len(left.shape)], "hard"),
             self.reduce_tags(self.tags(right), [over_right % len(right.shape)], "hard"),
         )
+
+
+Coordinates = tuple[Tensor | None, ...]
+
+
+def _expanded(view: ParameterView, shape: tuple[int, ...]) -> Coordinates:
+    return tuple(None if c is None else c.expand(shape) for c in view.coordinates())
+
+
+def _same_or_all(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+    """Where two views of one parameter differ, an element depends on more than one position."""
+    if left is None or right is None or not torch.equal(left, right):
+        return None
+    return left

@@ -247,28 +247,27 @@ def _bernoulli(x: Tensor) -> Tensor:
         return torch.bernoulli(x.sigmoid())
 
 
-each(
-    {
-        "clamp": lambda x: x.clamp(-0.5, 0.5),
-        "clamp_max": lambda x: torch.clamp_max(x, 0.3),
-        "clamp_min": lambda x: torch.clamp_min(x, 0.3),
-        "polygamma": lambda x: torch.polygamma(1, positive(x)),
-        "threshold": lambda x: F.threshold(x, 0.1, -1.0),
-        "log_sigmoid_forward": F.logsigmoid,
-        "native_dropout": lambda x: torch.native_dropout(x, 0.5, False)[0],
-        "bernoulli": _bernoulli,
-        "glu": lambda x: F.glu(x, 1),
-        "_to_copy": lambda x: x.to(torch.int32).to(x.dtype),
-        "clone": lambda x: x.clone(),
-        "detach": lambda x: x.detach(),
-        "alias": aten.alias,
-        "lift_fresh": aten.lift_fresh,
-        "lift_fresh_copy": aten.lift_fresh_copy,
-        "zero": lambda x: torch.cat([x, x.clone().zero_()], 1),
-        "fill": lambda x: torch.cat([x, x.clone().fill_(2.0)], 1),
-    },
-    IMAGE,
-)
+_UNARY_CALLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "clamp": lambda x: x.clamp(-0.5, 0.5),
+    "clamp_max": lambda x: torch.clamp_max(x, 0.3),
+    "clamp_min": lambda x: torch.clamp_min(x, 0.3),
+    "polygamma": lambda x: torch.polygamma(1, positive(x)),
+    "threshold": lambda x: F.threshold(x, 0.1, -1.0),
+    "log_sigmoid_forward": F.logsigmoid,
+    "native_dropout": lambda x: torch.native_dropout(x, 0.5, False)[0],
+    "bernoulli": _bernoulli,
+    "glu": lambda x: F.glu(x, 1),
+    "_to_copy": lambda x: x.to(torch.int32).to(x.dtype),
+    "clone": lambda x: x.clone(),
+    "detach": lambda x: x.detach(),
+    "alias": aten.alias,
+    "lift_fresh": aten.lift_fresh,
+    "lift_fresh_copy": aten.lift_fresh_copy,
+    "zero": lambda x: torch.cat([x, x.clone().zero_()], 1),
+    "fill": lambda x: torch.cat([x, x.clone().fill_(2.0)], 1),
+}
+for _name, _function in _UNARY_CALLS.items():
+    add(_name, "elements", _function, Made(IMAGE, None))
 both("glu", lambda x: F.glu(x, -1), (2, 3, 4), variant="last")
 both("clamp", lambda x, y: x.clamp(max=y), IMAGE, IMAGE, variant="tensor")
 both("fill", lambda x, y: torch.cat([x, x.clone().fill_(y[0, 0])], 1), IMAGE, ROWS, variant="value")
@@ -312,10 +311,10 @@ _BINARIES: dict[str, Callable[..., Tensor]] = {
 }
 _ONE = (2, 1, 3, 3)
 for _name, _function in _BINARIES.items():
-    add(_name, "pair", _function, Made(IMAGE), Made(IMAGE))
     add(_name, "gated", _function, Made(IMAGE, None), Made(_ONE))
-for _name in ("add", "mul", "where", "maximum", "lerp", "addcmul"):
+for _name in ("add", "mul", "where", "lerp"):
     _function = _BINARIES[_name]
+    add(_name, "pair", _function, Made(IMAGE), Made(IMAGE))
     add(_name, "gating", _function, Made(_ONE), Made(IMAGE))
     add(_name, "crossed", _function, Made((2, 4, 1, 3)), Made((2, 1, 3, 3), 2))
     add(_name, "parameter", _function, Made(IMAGE), Held((4, 1, 1)))
@@ -733,7 +732,8 @@ for _variant, _mask in {
         _v = f"{_variant}_along_{_along}"
         _operands = [*[Made(HEADS, _along)] * 3, *_mask]
         add("scaled_dot_product_attention", _v, F.scaled_dot_product_attention, *_operands)
-        add(FLASH, f"{_v}", _flash(0), *_operands, real=True)
+        if _along in (1, None):
+            add(FLASH, _v, _flash(0), *_operands, real=True)
     add(FLASH, f"{_variant}_statistics", _flash(1), *_operands, real=True)
 
 # ---------------------------------------------------------------- norms
@@ -834,15 +834,10 @@ _INDEXED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 for _name, _function in _INDEXED.items():
     _call = lambda x, i, f=_function: f(x, picks(i[0], 4))  # noqa: E731
     both(_name, lambda x, f=_function: f(x, _FIXED), IMAGE, variant="fixed")
-    for _v, _x in {
-        "channels": Made(IMAGE),
-        "elements": Made(IMAGE, None),
-        "input": Given(IMAGE),
-        "parameter": Held(IMAGE),
-    }.items():
-        if not isinstance(_x, Given):
-            add(_name, f"{_v}_given", _call, _x, Given((1, 3)))
-        add(_name, f"{_v}_computed", _call, _x, Made((1, 3)))
+    add(_name, "given", _call, Made(IMAGE, None), Given((1, 3)))
+    add(_name, "computed", _call, Made(IMAGE), Made((1, 3)))
+    add(_name, "of_input_computed", _call, Given(IMAGE), Made((1, 3)))
+    add(_name, "of_parameter_computed", _call, Held(IMAGE), Made((1, 3)))
 
 
 def _assigned(x: Tensor, y: Tensor, where: Any) -> Tensor:
@@ -854,7 +849,7 @@ def _assigned(x: Tensor, y: Tensor, where: Any) -> Tensor:
 _TABLE = torch.tensor([[0, 1, 2], [1, 0, 1], [2, 1, 0]])
 both("index", lambda x: x[:, _FIXED, :, _FIXED[:, None]], IMAGE, variant="two")
 both("index", lambda x: x[torch.tensor([[0], [1]]), _FIXED], IMAGE, variant="batch")
-both("index", lambda x: x[:, _MASK], IMAGE, variant="mask", real=True)
+both("index", lambda x: x[:, _MASK], IMAGE, variant="mask")
 both("index", lambda x: x[x[:, :, 0, 0] > 0].sum(0), IMAGE, variant="made_mask", real=True)
 add("index", "table", lambda x, p: x + p[_TABLE], Made(IMAGE), Held((3,)))
 add("index", "table_of_heads", lambda x, p: x + p[_TABLE].movedim(2, 0), Made(IMAGE), Held((3, 4)))

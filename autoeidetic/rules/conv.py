@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..algebra import Algebra
 from ..values import Value, compress, varies
-from .linear import _biased, shared
+from .linear import biased, shared
 from .registry import aten, rule
 
 
@@ -24,7 +24,7 @@ def conv(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Value:
-    return _biased(algebra, _conv(algebra, x, weight, groups, transposed=False), bias, 1)
+    return biased(algebra, _conv(algebra, x, weight, groups, transposed=False), bias, 1)
 
 
 @rule(*aten("conv_transpose1d conv_transpose2d conv_transpose3d"))
@@ -39,7 +39,7 @@ def conv_transpose(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Value:
-    return _biased(algebra, _conv(algebra, x, weight, groups, transposed=True), bias, 1)
+    return biased(algebra, _conv(algebra, x, weight, groups, transposed=True), bias, 1)
 
 
 @rule(*aten("convolution"))
@@ -56,7 +56,7 @@ def convolution(
     groups: int,
     *_: Any,
 ) -> Value:
-    return _biased(algebra, _conv(algebra, x, weight, groups, transposed), bias, 1)
+    return biased(algebra, _conv(algebra, x, weight, groups, transposed), bias, 1)
 
 
 def _conv(algebra: Algebra, x: Value, weight: Value, groups: int, transposed: bool) -> Value:
@@ -78,12 +78,8 @@ def _conv(algebra: Algebra, x: Value, weight: Value, groups: int, transposed: bo
         columns = seen.reshape(-1, 1, *[1] * len(kernel))
     else:
         units = algebra.own_rows(weight, [0]).reshape(-1)
-        columns = seen[:, None].expand(groups, outputs, inputs).reshape(-1, inputs)
-        columns = (
-            columns.view(*columns.shape, *[1] * len(kernel))
-            if groups > 1
-            else seen.view(1, inputs, *[1] * len(kernel))
-        )
+        columns = seen.repeat_interleave(outputs, 0) if groups > 1 else seen
+        columns = columns.view(-1, inputs, *[1] * len(kernel))
     if not algebra.read(weight, columns):
         mixed = algebra.reduce_tags(seen, [1], "hard").expand(groups, outputs).reshape(-1)
         units = algebra.combine(units, mixed, units.shape)

@@ -12,30 +12,6 @@ from ..values import Value, varies
 from .registry import aten, rule
 
 
-def product(
-    algebra: Algebra, x: Value, contracted: int, weight: Value, rows: int, columns: int, out: int
-) -> Value:
-    """``x`` contracted along one dimension with a parameter matrix.
-
-    ``rows`` and ``columns`` are the matrix's dimensions of outputs and inputs; the outputs lie
-    along dimension ``out`` of the result, all other dimensions are those of ``x``.
-    """
-    tags = algebra.tags(x)
-    contracted %= tags.dim()
-    if algebra.is_shared(tags, [contracted]):
-        return shared(algebra, tags, [contracted], weight)
-    seen = algebra.columns(tags, [contracted]).reshape(-1)
-    size = [1, 1]
-    size[columns] = -1
-    algebra.role(weight, "output")
-    units = algebra.own_rows(weight, [rows]).reshape(-1)
-    if not algebra.read(weight, seen.view(size)):
-        units = algebra.combine(units, algebra.reduce_tags(seen, [0], "hard"), units.shape)
-    view = [1] * len(algebra.shape)
-    view[out] = -1
-    return algebra.result(units.view(view))
-
-
 def shared(algebra: Algebra, tags: Tensor, contracted: list[int], weight: Value) -> Value:
     """A weight that serves many units alike: one unit, required by them all."""
     algebra.role(weight, "shared")
@@ -47,27 +23,34 @@ def shared(algebra: Algebra, tags: Tensor, contracted: list[int], weight: Value)
 @rule(*aten("linear"))
 def linear(algebra: Algebra, x: Value, weight: Value, bias: Value | None = None) -> Value:
     if weight.parameter is None:
-        turned = algebra.move(weight, lambda t: t.transpose(-1, -2))
-        result = matmul(algebra, x, turned)
+        result = matmul(algebra, x, algebra.move(weight, lambda t: t.transpose(-1, -2)))
     else:
-        result = product(algebra, x, -1, weight, 0, 1, -1)
-    return _biased(algebra, result, bias, -1)
+        result = _layer(algebra, x, weight)
+    return biased(algebra, result, bias, -1)
 
 
-def _biased(algebra: Algebra, result: Value, bias: Value | None, dim: int) -> Value:
+def _layer(algebra: Algebra, x: Value, weight: Value) -> Value:
+    tags = algebra.tags(x)
+    last = tags.dim() - 1
+    if algebra.is_shared(tags, [last]):
+        return shared(algebra, tags, [last], weight)
+    algebra.role(weight, "output")
+    seen = algebra.columns(tags, [last]).reshape(-1)
+    units = algebra.own_rows(weight, [0]).reshape(-1)
+    if not algebra.read(weight, seen):
+        units = algebra.combine(units, algebra.reduce_tags(seen, [0], "hard"), units.shape)
+    return algebra.result(units)
+
+
+def biased(algebra: Algebra, result: Value, bias: Value | None, dim: int) -> Value:
     if bias is None:
         return result
     algebra.role(bias, "bias")
     return algebra.scale(result, bias, dim)
 
 
-@rule(*aten("addmm"))
-def addmm(algebra: Algebra, bias: Value, left: Value, right: Value, **_: Any) -> Value:
-    return algebra.pointwise(matmul(algebra, left, right), bias)
-
-
-@rule(*aten("baddbmm"))
-def baddbmm(algebra: Algebra, bias: Value, left: Value, right: Value, **_: Any) -> Value:
+@rule(*aten("addmm baddbmm addmv"))
+def added_product(algebra: Algebra, bias: Value, left: Value, right: Value, **_: Any) -> Value:
     return algebra.pointwise(matmul(algebra, left, right), bias)
 
 
@@ -142,11 +125,6 @@ def _repeats(weight: Value) -> bool:
     """Was the parameter looked up by an index, so that elements stand in several places?"""
     view = weight.parameter
     return view is not None and math.prod(weight.shape) > math.prod(view.shape)
-
-
-@rule(*aten("addmv"))
-def addmv(algebra: Algebra, bias: Value, left: Value, right: Value, **_: Any) -> Value:
-    return algebra.pointwise(matmul(algebra, left, right), bias)
 
 
 @rule(*aten("addbmm"))
