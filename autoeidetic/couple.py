@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from torch.utils import _pytree as pytree
 from .algebra import Algebra
 from .errors import NoParametersError
 from .graph import operator_name
-from .nesting import accepted_sites, nested_modules, structure
+from .nesting import Relabel, accepted_sites, nested_modules, structure
 from .plan import ParameterPlan, Plan, Read
 from .propagate import Propagation, tags_of, unit_numbers
 from .values import array, compress, core
@@ -55,8 +54,8 @@ def couple(propagation: Propagation) -> Coupling:
     nested = accepted_sites(propagation)
     labels = _classes(propagation, outputs, set(nested))
     relabel = lambda tags: _relabel(tags, labels)  # noqa: E731
-    reads = _reads(propagation, relabel)
     owners = {name: relabel(algebra.owners[name]) for name in algebra.parameter_shapes}
+    reads = _reads(propagation, owners, relabel)
     count = int(labels.max(initial=0))
     elements = _elements(owners, count)
     edges = _edges(propagation, labels, set(nested))
@@ -257,14 +256,17 @@ def _relabel(tags: Tensor, labels: Array) -> Tensor:
 # -- heads, reads, groups -----------------------------------------------------------------------
 
 
-def _reads(propagation: Propagation, relabel: Any) -> dict[str, list[Read]]:
+def _reads(
+    propagation: Propagation, owners: dict[str, Tensor], relabel: Relabel
+) -> dict[str, list[Read]]:
     reads: dict[str, list[Read]] = defaultdict(list)
     for use in propagation.algebra.reads:
         node = propagation.nodes[use.node]
         reads[use.parameter].append(
             Read(
                 columns=relabel(use.columns),
-                transformed=use.transformed,
+                rows=owners[use.parameter] if use.rows is None else relabel(use.rows),
+                transformed=use.rows is not None,
                 module=node.meta["module"],
                 operator=operator_name(node),
                 line=node.meta["line"],

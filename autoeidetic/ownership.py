@@ -20,11 +20,14 @@ from .values import ParameterView, Value, compress, core, is_zero, varies, vecto
 
 @dataclass(frozen=True)
 class WeightRead:
-    """A weight's use: the unit that each of its elements multiplies (0: constant or none)."""
+    """A weight's use: the unit that each of its elements multiplies (0: constant or none).
+
+    ``rows`` are the units the elements contribute to; None for the parameter's own.
+    """
 
     parameter: str
     columns: Tensor
-    transformed: bool
+    rows: Tensor | None
     node: int
 
 
@@ -220,7 +223,8 @@ class Ownership(Tags):
                 self._scatter(view, columns, dense)
                 straight = compress(dense.view(view.shape))
             columns = straight
-        self.reads.append(WeightRead(view.name, columns, view.transformed, self.index))
+        rows = self.tags(weight) if view.transformed else None
+        self.reads.append(WeightRead(view.name, columns, rows, self.index))
         return True
 
     def follow(self, buffer: Value | None, units: Tensor) -> None:

@@ -17,11 +17,13 @@ class Read:
     """One use of a weight: the class whose value each of its elements multiplies.
 
     ``columns`` has the weight's shape (mostly with stride 0); 0 means constant or not used.
-    ``transformed`` tells that the weight used is computed from the parameter (weight
-    standardisation): a zero belongs on the computed weight.
+    ``rows`` gives the class that each element contributes to. ``transformed`` tells that the
+    weight used is computed from the parameter (weight standardisation): then both have the
+    shape of the computed weight, and that is where a zero belongs.
     """
 
     columns: Tensor
+    rows: Tensor
     transformed: bool
     module: str
     operator: str

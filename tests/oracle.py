@@ -320,13 +320,8 @@ class Nested:
             row = self.kept[entry.owner]
             for read in entry.reads:
                 if read.transformed:
-                    owner = row
-                    if row.dim() == 2 and row.mT.shape == read.columns.shape != row.shape:
-                        owner = row.mT
-                    owner = owner.expand(read.columns.shape)
-                    mask = Mask(
-                        name, read.module, str(read.operator), ~owner | self.kept[read.columns]
-                    )
+                    keep = ~self.kept[read.rows] | self.kept[read.columns]
+                    mask = Mask(name, read.module, str(read.operator), keep)
                     self.masks.setdefault(read.module, []).append(mask)
                 else:
                     zero = row & ~self.kept[read.columns]

@@ -33,24 +33,28 @@ def index(algebra: Algebra, x: Value, indices: list[Value | None]) -> Value:
     if all(_known(i) for i in indices):
         known = [None if i is None else i.const for i in indices]
         return algebra.move(x, lambda t: torch.ops.aten.index.Tensor(t, known))
-    dims = _indexed_dims(indices)
+    masks = _masks(algebra)
+    if any(masks):  # which elements come out depends on the mask, and so does how many
+        return algebra.result(algebra.mix_everything([x, *indices]))
+    dims = _indexed_dims(indices, masks)
     mixed = _spread(algebra, algebra.reduce(x, dims, keepdim=True), x.shape)
-    anywhere = [None if i is None else _first(i) for i in indices]
-    if any(i is not None and i.dtype == torch.bool for i in anywhere):
-        tags = algebra.mix_everything([mixed])
-        return _require(algebra, algebra.result(tags), _unknown_units(algebra, indices))
+    anywhere = [None if i is None else torch.zeros(i.shape, dtype=torch.int64) for i in indices]
     moved = algebra.move(mixed, lambda t: torch.ops.aten.index.Tensor(t, anywhere))
     return _require(algebra, moved, _unknown_units(algebra, indices))
 
 
-def _indexed_dims(indices: list[Value | None]) -> list[int]:
+def _masks(algebra: Algebra) -> list[bool]:
+    """Which of the operator's indices are boolean masks."""
+    indices: Any = algebra.node.args[1]
+    return [i is not None and i.meta["dtype"] is torch.bool for i in indices]
+
+
+def _indexed_dims(indices: list[Value | None], masks: list[bool]) -> list[int]:
     dims: list[int] = []
     position = 0
-    for i in indices:
-        width = 1
+    for i, is_mask in zip(indices, masks, strict=True):
+        width = len(i.shape) if i is not None and is_mask else 1
         if i is not None:
-            if i.const is not None and i.const.dtype == torch.bool:
-                width = len(i.shape)
             dims.extend(range(position, position + width))
         position += width
     return dims
@@ -58,13 +62,6 @@ def _indexed_dims(indices: list[Value | None]) -> list[int]:
 
 def _spread(algebra: Algebra, value: Value, shape: tuple[int, ...]) -> Value:
     return algebra.move(value, lambda t: t.expand(shape))
-
-
-def _first(i: Value) -> Tensor:
-    """Any index will do on tags that do not vary along the dimension."""
-    if i.const is not None and not i.const.is_meta:
-        return i.const if i.const.dtype == torch.bool else torch.zeros_like(i.const)
-    return torch.zeros(i.shape, dtype=torch.int64)
 
 
 @rule(*aten("index_select"))
@@ -129,7 +126,7 @@ def scatter(algebra: Algebra, into: Value, *args: Any, **_: Any) -> Value:
     indices = [i for group in lists for i in group if isinstance(i, Value)]
     dims = [a for a in args if type(a) is int][:1]
     if lists:
-        positions = _indexed_dims(list(lists[0]))
+        positions = _indexed_dims(list(lists[0]), _masks(algebra))
         written = _write_at(algebra, into, lists[0], values)
         if written is not None:
             return written
