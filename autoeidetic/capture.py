@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -34,6 +34,7 @@ from .recorder import Recorder
 
 _MODULE_CALL_LOCK = threading.RLock()
 _CONTAINERS = (dict, list, set, OrderedDict)
+_LEAVES_TORCH = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__}
 
 
 def capture(model: nn.Module, inputs: CallInputs) -> Capture:
@@ -212,6 +213,8 @@ class _FunctionMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _LEAVES_TORCH:
+            self.recorder.leave_torch(func, args[0])
         whole = shapes.WHOLE.get(func)
         bound = whole(*args, **kwargs) if whole is not None else None
         if bound is None:

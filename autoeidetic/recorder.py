@@ -25,7 +25,8 @@ from .graph import Capture, ModuleCall
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
-_READS_DATA = {"_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select"}
+_READS_DATA = {"_local_scalar_dense", "nonzero", "equal", "masked_select"}
+_INDEXED = {"index", "index_put", "index_put_"}
 _LARGEST_CONSTANT = 2**24
 
 
@@ -37,6 +38,7 @@ class _Schema:
     functional: Any
     changes_view: bool
     makes_constant: bool
+    takes_masks: bool
     reads_data: bool
     device_argument: bool
 
@@ -70,6 +72,7 @@ def _read_schema(func: Any) -> _Schema:
         functional=functional,
         changes_view=torch.Tag.inplace_view in func.tags,
         makes_constant=name in _LIKE,
+        takes_masks=name in _INDEXED,
         reads_data=name in _READS_DATA,
         device_argument=any(a.name == "device" for a in arguments),
     )
@@ -105,6 +108,7 @@ class Recorder:
         self.parameter_names: dict[int, str] = {}
         self.buffer_names: dict[int, str] = {}
         self._name_everything()
+        self.parameter_storages = {_storage(p): p for p in self.parameters.values()}
         self.constants: dict[str, Tensor] = {}
         self.constant_nodes: dict[int, fx.Node] = {}
         self.node_of: dict[int, fx.Node] = {}
@@ -114,7 +118,7 @@ class Recorder:
         self.writes: dict[int, int] = {}  # storage -> how often it was written
         self.seen_writes: dict[int, int] = {}  # tensor -> how many of them its node includes
         self.flat: dict[int, fx.Node] = {}  # storage -> its content after the last write
-        self.base: dict[int, Tensor] = {}  # storage -> the tensor that made it
+        self.base: dict[int, Tensor] = dict(self.parameter_storages)  # storage -> what made it
         self.birth: dict[int, tuple[int, ...]] = {}  # storage -> module calls around its making
         self.writing_calls: set[int] = set()  # calls that wrote to what existed before them
         self.scope: tuple[int, ...] = ()
@@ -234,8 +238,10 @@ class Recorder:
         _collect(args, tensors)
         if kwargs:
             _collect(kwargs, tensors)
-        if schema.makes_constant and self.way == "meta":
+        if schema.makes_constant:
             return self._like(func, args, kwargs)
+        if schema.takes_masks:
+            args = (args[0], self._without_masks(args[1]), *args[2:])
         live = [t for t in tensors if self._is_live(t)]
         if schema.written is not None:
             return self._write(func, schema, args, kwargs, bool(live))
@@ -248,6 +254,24 @@ class Recorder:
         node.meta["read_by_python"] = schema.reads_data
         self._bind_outputs(node, output)
         return output
+
+    def _without_masks(self, indices: Any) -> list[Any]:
+        """Constant boolean masks as the integer indices they stand for, which have a size."""
+        plain: list[Any] = []
+        for index in indices:
+            is_mask = index is not None and index.dtype is torch.bool
+            known = is_mask and not index.is_meta and not self._is_live(index)
+            plain.extend(index.nonzero(as_tuple=True) if known else [index])
+        return plain
+
+    def leave_torch(self, func: Any, tensor: Tensor) -> None:
+        """A tensor is about to become a list or a numpy array, which cannot be followed."""
+        if not self._is_live(tensor):
+            return
+        if self.way == "meta":
+            raise RuntimeError(f"{func.__name__} of a value that depends on input or parameters")
+        node = self._create(torch.ops.aten._local_scalar_dense.default, (tensor,), {})
+        node.meta.update(shape=(), read_by_python=True)
 
     def _compute(
         self, func: Any, args: Any, kwargs: dict[str, Any], whole: Callable[[], Any] | None
@@ -308,11 +332,14 @@ class Recorder:
 
     def _like(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """``zeros_like`` and friends read a shape only: the result is a constant."""
-        model = args[0]
-        small = model.numel() <= _LARGEST_CONSTANT
-        device = torch.device("cpu" if small else "meta")
-        stand = torch.empty((), dtype=model.dtype, device=device).expand(model.shape)
-        output = func(stand, *args[1:], **{**kwargs, "device": device})
+        if self.way == "real":
+            output = func(*args, **kwargs)
+        else:
+            model = args[0]
+            small = model.numel() <= _LARGEST_CONSTANT
+            device = torch.device("cpu" if small else "meta")
+            stand = torch.empty((), dtype=model.dtype, device=device).expand(model.shape)
+            output = func(stand, *args[1:], **{**kwargs, "device": device})
         self.alive.append(output)
         storage = _storage(output)
         self.own_storages.add(storage)
@@ -365,35 +392,35 @@ class Recorder:
     def _is_live(self, tensor: Tensor) -> bool:
         if id(tensor) in self.node_of or id(tensor) in self.parameter_names:
             return True
-        return bool(self.writes) and _storage(tensor) in self.writes
+        storage = _storage(tensor)
+        return storage in self.writes or storage in self.parameter_storages
 
     def _node(self, tensor: Tensor) -> fx.Node:
         """The node that holds this tensor's value now."""
         if self.writes:
-            storage = _storage(tensor)
-            writes = self.writes.get(storage, 0)
+            writes = self.writes.get(_storage(tensor), 0)
             if writes and self.seen_writes.get(id(tensor), 0) != writes:
-                node = self._create(
-                    torch.ops.aten.as_strided.default,
-                    (
-                        self._flat_node(tensor),
-                        list(tensor.shape),
-                        list(tensor.stride()),
-                        tensor.storage_offset(),
-                    ),
-                    {},
-                )
-                _describe(node, tensor)
-                self._rebind(tensor, node)
-                return node
+                return self._view_of_storage(tensor)
         known = self.node_of.get(id(tensor))
         if known is not None:
             return known
         name = self.parameter_names.get(id(tensor))
         if name is None:
+            if _storage(tensor) in self.parameter_storages:  # a view kept as an attribute
+                return self._view_of_storage(tensor)
             return self._constant_node(tensor)
         node = self._attribute(name, tensor)
         self.node_of[id(tensor)] = node
+        return node
+
+    def _view_of_storage(self, tensor: Tensor) -> fx.Node:
+        """Read a tensor from the present content of the storage under it."""
+        view = (list(tensor.shape), list(tensor.stride()), tensor.storage_offset())
+        flat = self._flat_node(tensor)
+        node = self._create(torch.ops.aten.as_strided.default, (flat, *view), {})
+        _describe(node, tensor)
+        self._rebind(tensor, node)
+        self.alive.append(tensor)
         return node
 
     def _constant_node(self, tensor: Tensor) -> fx.Node:

@@ -38,10 +38,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:index_reduce.. is in beta")
 UNREACHABLE = {
     "aten._scaled_dot_product_flash_attention": "CUDA only; see test_cuda_attention",
     "aten._scaled_dot_product_efficient_attention": "CUDA only; see test_cuda_attention",
-    "aten._cummax_helper": "writes into its arguments and returns nothing; torch.cummax does not "
-    "dispatch it",
-    "aten.is_nonzero": "composite: dispatched as _local_scalar_dense",
-    "aten.item": "composite: dispatched as _local_scalar_dense",
 }
 
 CUDA_ATTENTION = [name.removeprefix("aten.") for name in UNREACHABLE if "attention" in name]
@@ -56,48 +52,12 @@ UNINFORMATIVE = {
 }
 
 
-#: Cases that fail today (the start of their names), with the reason.
-KNOWN = {
-    "aten.batch_norm-held_statistics": "given statistics are operands, too",
-    "aten.batch_norm-made_statistics": "given statistics are operands, too",
-    "aten.instance_norm-held_statistics": "given statistics are operands, too",
-    "aten._embedding_bag-offsets": "computed offsets are operands, too",
-    "aten._embedding_bag-given_parts": "the second to fourth result are called constant",
-    "aten._embedding_bag-made_parts": "the second to fourth result are called constant",
-    **{
-        f"aten.{cases.FLASH}-{mask}_statistics": "logsumexp depends on the mask"
-        for mask in ("mask_of_heads", "mask_for_all", "made_mask")
-    },
-    "aten.conv1d-shifted": "stride and padding move positions although the shape stays",
-    **{
-        f"aten.{name}{dims}d-{groups}_groups_along_2": "RuleError: units along one of the spaces"
-        for name in ("conv", "conv_transpose")
-        for dims in (2, 3)
-        for groups in (1, 2)
-    },
-    "aten.linear-vector": "RuleError: a weight of one dimension",
-    "aten.view-halves": "RuleError: a view of another dtype of another size",
-    "aten.nanmedian-channels": "RuleError: nanmedian along a dimension has two results",
-    "aten.nanmedian-elements": "RuleError: nanmedian along a dimension has two results",
-    "aten.nanmedian-last": "RuleError: nanmedian along a dimension has two results",
-    "aten.mode-default": "RuleError: the default of dim is -1, not all of them",
-    "aten.mode-last": "RuleError: the default of dim is -1, not all of them",
-    "aten.kthvalue-default": "RuleError: the default of dim is -1, not all of them",
-    "aten.kthvalue-last": "RuleError: the default of dim is -1, not all of them",
-    "aten._native_batch_norm_legit-": "RuleError: the overload no_stats has no statistics",
-    "aten.index-made_mask": "RuleError: a computed boolean mask",
-    "aten.index-mask": "a constant boolean mask makes capture fall back to real tensors",
-    "aten.repeat_interleave-channels": "RuleError: the operand is a count, not a value",
-    "aten.repeat_interleave-elements": "RuleError: the operand is a count, not a value",
-}
 
 
 def everything() -> list[Any]:
     found = []
     for case in (case for listed in CASES.values() for case in listed):
-        reasons = [reason for start, reason in KNOWN.items() if str(case).startswith(start)]
-        marks = [pytest.mark.xfail(reason=reason, strict=True) for reason in reasons]
-        found.append(pytest.param(case, id=str(case), marks=marks))
+        found.append(pytest.param(case, id=str(case)))
     return found
 
 
@@ -132,15 +92,7 @@ LOOKS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason="no operator is dispatched"))
-        if name in ("tolist", "numpy", "array")
-        else name
-        for name in LOOKS
-    ],
-)
+@pytest.mark.parametrize("name", LOOKS)
 def test_what_python_looks_at_is_locked(name: str) -> None:
     def function(x: Tensor) -> Tensor:
         return x * LOOKS[name](x[0, 1, 1, 1])

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..algebra import Algebra
 from ..values import Value
-from .registry import aten, rule
+from .registry import aten, rule, side_results
 
 
 def attend(
@@ -58,9 +58,4 @@ def fused_attention(
     mask = kwargs.get("attn_mask", next((a for a in args if isinstance(a, Value)), None))
     shape = (*query.shape[:-1], value.shape[-1])
     result = attend(algebra, query, key, value, mask, shape)
-    q = algebra.reduce(query, [-1], how="hard")
-    k = algebra.reduce(key, [-1, -2], how="hard")
-    weights = algebra.tags(q)
-    pattern = algebra.combine(weights, algebra.tags(k)[..., None], weights.shape)
-    statistics = Value(tuple(pattern.shape), pattern)
-    return [result] + [statistics] * 8
+    return [result, *side_results(algebra, [query, key, mask], 8)]

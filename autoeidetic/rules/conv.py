@@ -24,7 +24,7 @@ def conv(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Value:
-    return biased(algebra, _conv(algebra, x, weight, groups, transposed=False), bias, 1)
+    return biased(algebra, _conv(algebra, x, weight, groups, False, padding), bias, 1)
 
 
 @rule(*aten("conv_transpose1d conv_transpose2d conv_transpose3d"))
@@ -39,7 +39,7 @@ def conv_transpose(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Value:
-    return biased(algebra, _conv(algebra, x, weight, groups, transposed=True), bias, 1)
+    return biased(algebra, _conv(algebra, x, weight, groups, True, padding), bias, 1)
 
 
 @rule(*aten("convolution"))
@@ -56,14 +56,16 @@ def convolution(
     groups: int,
     *_: Any,
 ) -> Value:
-    return biased(algebra, _conv(algebra, x, weight, groups, transposed), bias, 1)
+    return biased(algebra, _conv(algebra, x, weight, groups, transposed, padding), bias, 1)
 
 
-def _conv(algebra: Algebra, x: Value, weight: Value, groups: int, transposed: bool) -> Value:
+def _conv(
+    algebra: Algebra, x: Value, weight: Value, groups: int, transposed: bool, padding: Any
+) -> Value:
     tags = algebra.tags(x)
     depthwise = tags.shape[1] == groups > 1
     if not depthwise and algebra.is_shared(tags, [1]):
-        return _over_channels(algebra, tags, weight)
+        return _over_channels(algebra, tags, weight, padding)
     outputs = algebra.shape[1] // groups
     if depthwise and weight.parameter is not None:
         return _depthwise(algebra, tags, weight, outputs)
@@ -139,13 +141,16 @@ def _computed_weight(algebra: Algebra, seen: Tensor, weight: Value, transposed: 
     return algebra.result(_along_channels(algebra, algebra.combine(rows, mixed, rows.shape)))
 
 
-def _over_channels(algebra: Algebra, tags: Tensor, weight: Value) -> Value:
+def _over_channels(algebra: Algebra, tags: Tensor, weight: Value, padding: Any) -> Value:
     """The units lie along space (ECA): the kernel mixes neighbours and serves all alike."""
-    space = [d for d in varies(tags) if d != 1]
-    kernel = weight.shape[2:]
-    same_space = tuple(tags.shape[2:]) == tuple(algebra.shape[2:])
-    if not same_space or any(kernel[d - 2] > 1 for d in space if d >= 2):
-        tags = algebra.reduce_tags(tags, [d for d in space if d >= 2], "soft")
+    space = set(range(2, tags.dim()))
+    moving = set(varies(tags)) & space
+    in_place = (
+        max(weight.shape[2:]) == 1
+        and not any([padding] if isinstance(padding, int) else padding)
+        and tuple(tags.shape[2:]) == tuple(algebra.shape[2:])
+    )
+    tags = algebra.reduce_tags(tags, sorted(space if not in_place else space - moving), "soft")
     return shared(algebra, tags, [1], weight)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..algebra import Algebra
 from ..values import Value
-from .registry import aten, rule
+from .registry import aten, rule, side_results
 
 
 def _known(index: Value | None) -> bool:
@@ -102,15 +102,10 @@ def embedding_bag(
     algebra: Algebra, weight: Value, indices: Value, offsets: Value, *args: Any
 ) -> list[Value]:
     parts = {p.args[1]: p for p in algebra.node.users}
-    shape = parts[0].meta["shape"]
-    result = _embed(algebra, weight, indices, shape)
-    scales = [a for a in args if isinstance(a, Value) and not a.is_constant]
-    result = _require(algebra, result, algebra.mix_everything(scales) if scales else None)
-    extra = [
-        algebra.constant(parts[i].meta["shape"]) if i in parts else algebra.constant(())
-        for i in range(1, 4)
-    ]
-    return [result, *extra]
+    computed = _unknown_units(algebra, [indices, offsets, *args])
+    shape = parts[0].meta["shape"] if 0 in parts else (1, weight.shape[1])
+    result = _require(algebra, _embed(algebra, weight, indices, shape), computed)
+    return [result, *side_results(algebra, [weight, indices, offsets, *args], 3)]
 
 
 @rule(
@@ -152,7 +147,7 @@ def _write_at(algebra: Algebra, into: Value, indices: Any, values: list[Value]) 
 @rule(
     *aten(
         "masked_select nonzero unique _unique2 unique_consecutive unique_dim nonzero_static"
-        " bincount histc _local_scalar_dense is_nonzero equal item"
+        " bincount histc _local_scalar_dense equal repeat_interleave"
     )
 )
 def data_dependent(algebra: Algebra, *args: Any, **_: Any) -> Any:

@@ -22,11 +22,17 @@ def shared(algebra: Algebra, tags: Tensor, contracted: list[int], weight: Value)
 
 @rule(*aten("linear"))
 def linear(algebra: Algebra, x: Value, weight: Value, bias: Value | None = None) -> Value:
-    if weight.parameter is None:
+    if len(weight.shape) == 1:
+        result = matmul(algebra, x, weight)
+    elif weight.parameter is None:
         result = matmul(algebra, x, algebra.move(weight, lambda t: t.transpose(-1, -2)))
     else:
         result = _layer(algebra, x, weight)
-    return biased(algebra, result, bias, -1)
+    return (
+        biased(algebra, result, bias, -1)
+        if len(weight.shape) > 1 or bias is None
+        else (algebra.pointwise(result, bias))
+    )
 
 
 def _layer(algebra: Algebra, x: Value, weight: Value) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from ..values import Value, compress, core, varies
 from .registry import aten, rule
 
 _SAME_OPERATOR = """
-transpose permute t expand select slice squeeze unsqueeze flip roll repeat repeat_interleave
+transpose permute t expand select slice squeeze unsqueeze flip roll repeat
 pixel_shuffle pixel_unshuffle channel_shuffle unfold diagonal tril triu rot90 reflection_pad1d
 reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
 diag_embed
@@ -58,6 +59,8 @@ def as_strided(
 @rule(*aten(_RESHAPES))
 def reshape(algebra: Algebra, x: Value, *_: Any) -> Value:
     shape = algebra.shape
+    if math.prod(shape) != math.prod(x.shape):  # a view as another dtype
+        return algebra.result(algebra.tags(algebra.reduce(x, [-1], keepdim=True)))
     return algebra.move(x, lambda t: t.reshape(shape))
 
 

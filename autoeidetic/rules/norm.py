@@ -6,7 +6,7 @@ from typing import Any
 
 from ..algebra import Algebra
 from ..values import Value
-from .registry import aten, rule
+from .registry import arguments, aten, part_like, rule
 
 
 def _affine(algebra: Algebra, x: Value, dim: int, *parameters: Value | None) -> Value:
@@ -34,6 +34,9 @@ def batch_norm(
         x = algebra.mix(x, others)
     if x.parameter is not None and (weight is None or weight.parameter is not None):
         return _standardised(algebra, x, weight, bias)
+    for statistic in (mean, var):
+        if statistic is not None and not statistic.is_constant:
+            x = algebra.scale(x, statistic, 1)
     result = _affine(algebra, x, 1, weight, bias)
     channels = algebra.columns(algebra.tags(result), [1]).reshape(-1)
     for buffer in (mean, var):
@@ -53,9 +56,18 @@ def _standardised(algebra: Algebra, x: Value, *parameters: Value | None) -> Valu
 
 @rule(*aten("native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training"))
 def native_batch_norm(algebra: Algebra, x: Value, *args: Any) -> list[Value]:
-    result = batch_norm(algebra, x, *args[:4], *([args[4]] if isinstance(args[4], bool) else []))
+    given = arguments(algebra, args)
+    result = batch_norm(
+        algebra,
+        x,
+        given["weight"],
+        given["bias"],
+        given.get("running_mean"),
+        given.get("running_var"),
+        bool(given.get("training", False)),
+    )
     statistics = algebra.reduce(result, [d for d in range(len(x.shape)) if d != 1])
-    return [result, statistics, statistics]
+    return [result, *(part_like(algebra, i, statistics) for i in (1, 2))]
 
 
 @rule(*aten("layer_norm"))

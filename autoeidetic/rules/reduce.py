@@ -6,13 +6,13 @@ from typing import Any
 
 from ..algebra import Algebra
 from ..values import Value
-from .registry import aten, rule
+from .registry import arguments, aten, rule
 
 _OVER_DIMS = """
 all amax amin any argmax argmin logsumexp mean nansum prod std sum var count_nonzero norm
-linalg_vector_norm nanmedian
+linalg_vector_norm
 """
-_SCANS = "cumsum cumprod cummax cummin logcumsumexp _cummax_helper sort"
+_SCANS = "cumsum cumprod cummax cummin logcumsumexp sort"
 _SOFTMAXES = "_softmax _log_softmax _safe_softmax"
 _SPACE_1 = "upsample_nearest1d upsample_linear1d _upsample_nearest_exact1d"
 _SPACE_2 = """
@@ -34,24 +34,15 @@ def _as_dims(dim: Any) -> list[int] | None:
 
 @rule(*aten(_OVER_DIMS))
 def reduce(algebra: Algebra, x: Value, *args: Any, **kwargs: Any) -> Value:
-    schema = algebra.node.target._schema  # type: ignore[union-attr]
-    given = dict(zip([a.name for a in schema.arguments[1:]], args, strict=False))
-    given.update(kwargs)
+    given = arguments(algebra, args, kwargs)
     return algebra.reduce(x, _as_dims(given.get("dim")), bool(given.get("keepdim", False)))
 
 
-@rule(*aten("max min median mode kthvalue aminmax"))
+@rule(*aten("max min median nanmedian mode kthvalue aminmax"))
 def select_along(algebra: Algebra, x: Value, *args: Any, **kwargs: Any) -> Any:
-    """``max(a, b)`` is pointwise, ``max(a)`` and ``max(a, dim)`` are reductions."""
-    if args and isinstance(args[0], Value):
-        return algebra.pointwise(x, args[0])
-    if "shape" in algebra.node.meta:
-        return algebra.reduce(x, None)
-    schema = algebra.node.target._schema  # type: ignore[union-attr]
-    given = dict(zip([a.name for a in schema.arguments[1:]], args, strict=False))
-    given.update(kwargs)
-    result = algebra.reduce(x, _as_dims(given.get("dim")), bool(given.get("keepdim", False)))
-    return [result, result]
+    """Over everything, or along a dimension with the place of what was selected."""
+    result = reduce(algebra, x, *args, **kwargs)
+    return result if "shape" in algebra.node.meta else [result, result]
 
 
 @rule(*aten("std_mean var_mean"))

@@ -7,12 +7,14 @@ result (a list of them for several results).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from ..algebra import Algebra
 from ..errors import RuleError
+from ..values import ZERO, Value
 
 Rule = Callable[..., Any]
 _RULES: dict[Any, Rule] = {}
@@ -76,6 +78,35 @@ def _name(target: Any) -> str:
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return str(target)
     return str(getattr(target, "__name__", target))
+
+
+def arguments(algebra: Algebra, args: Sequence[Any], kwargs: Any = None) -> dict[str, Any]:
+    """The arguments of the present node's operator after the first, by name, with defaults."""
+    schema: Any = algebra.node.target._schema  # type: ignore[union-attr]
+    rest = schema.arguments[1:]
+    given = {a.name: a.default_value for a in rest if a.has_default_value()}
+    given.update(zip((a.name for a in rest), args, strict=False))
+    given.update(kwargs or {})
+    return given
+
+
+def side_results(algebra: Algebra, operands: Sequence[Any], count: int) -> list[Value]:
+    """Results after the first, of which we only know what they may depend on.
+
+    Mixing everything would tie the operands together for nothing where nobody reads them.
+    """
+    parts = {user.args[1]: user for user in algebra.node.users}
+    is_read = any(index != 0 and part.users for index, part in parts.items())
+    tags = algebra.mix_everything(operands) if is_read else ZERO
+    shapes = [parts[i].meta["shape"] if i in parts else () for i in range(1, count + 1)]
+    return [Value(shape, tags.expand(shape)) for shape in shapes]
+
+
+def part_like(algebra: Algebra, index: int, value: Value) -> Value:
+    """One of several results, or a constant where the operator leaves it empty."""
+    part = next((user for user in algebra.node.users if user.args[1] == index), None)
+    shape = value.shape if part is None else part.meta["shape"]
+    return value if shape == value.shape else algebra.constant(shape)
 
 
 def aten(names: str) -> list[Any]:
