@@ -22,7 +22,7 @@ from .graph import operator_name
 from .nesting import Relabel, accepted_sites, nested_modules, structure
 from .plan import ParameterPlan, Plan, Read
 from .propagate import Propagation, tags_of, unit_numbers
-from .values import array, compress, core
+from .values import array, core
 
 Array = np.ndarray
 _ROUNDS = 32
@@ -97,10 +97,8 @@ def _own_unused(algebra: Algebra) -> set[str]:
     for name in unused:
         unit = torch.from_numpy(algebra.units.new(1)).reshape(())
         algebra.owners[name] = unit.expand(algebra.parameter_shapes[name])
-    for name, owner in algebra.owners.items():
-        if bool((core(owner) < 0).any()):
-            rest = int(algebra.units.new(1)[0])
-            algebra.owners[name] = compress(torch.where(owner < 0, rest, owner))
+    for name in algebra.parameter_shapes:
+        algebra.complete(name)
     return unused
 
 

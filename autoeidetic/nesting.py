@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from .graph import ModuleCall, operator_name
 from .plan import Nested, NestedCall
 from .propagate import MixingSite, Propagation, tags_of
-from .values import Value, is_zero
+from .values import Value
 
 Relabel = Callable[[Tensor], Tensor]
 
@@ -55,21 +55,25 @@ def _is_closed(call: ModuleCall, nodes: list[fx.Node], propagation: Propagation)
     leaving = set(_leaves(call.outputs))
     for node in nodes:
         for source in node.all_input_nodes:
-            if source not in own and source not in entering and _carries_units(source, propagation):
-                return False
+            if source not in own and source not in entering:
+                if not _may_pass(source, call.path, propagation):
+                    return False
         if node not in leaving and any(user not in own for user in node.users):
             if not isinstance(propagation.values.get(node), Value):
                 continue  # a container: its parts are looked at
-            if _carries_units(node, propagation):
+            if not _may_pass(node, call.path, propagation):
                 return False
     return True
 
 
-def _carries_units(node: fx.Node, propagation: Propagation) -> bool:
+def _may_pass(node: fx.Node, path: str, propagation: Propagation) -> bool:
+    """May this value cross the border of a module unseen: a constant, or its own parameter?"""
+    if node.op == "get_attr":
+        capture, name = propagation.capture, str(node.target)
+        names = [name, *(alias for alias, first in capture.aliases.items() if first == name)]
+        return name not in capture.parameters or any(n.startswith(f"{path}.") for n in names)
     value = propagation.values.get(node)
-    if not isinstance(value, Value) or value.parameter is not None:
-        return False
-    return value.tags is not None and not is_zero(value.tags)
+    return isinstance(value, Value) and value.is_constant
 
 
 def _leaves(structure: Any) -> list[fx.Node]:

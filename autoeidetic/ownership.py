@@ -61,47 +61,34 @@ class Ownership(Tags):
 
     def _assign_default(self, view: ParameterView) -> None:
         """Units along the dimension that most likely holds channels."""
-        shape = view.shape
-        long = [d for d, n in enumerate(shape) if n > 1]
-        if view.coords is not None:
-            kept = [d for d in long if view.coords[d] is not None]
-            if not kept:
-                self._own_whole(view)
-                return
-            long = kept
+        coords = view.coordinates()
+        long = [d for d, n in enumerate(view.shape) if n > 1 and coords[d] is not None]
         if not long:
-            self._own_whole(view)
+            unit = torch.from_numpy(self.units.new(1)).reshape(())
+            self.owners[view.name] = unit.expand(view.shape)
             return
-        dim = long[0] if shape[0] > 1 and len(shape) > 1 and long[0] == 0 else long[-1]
-        self.owners[view.name] = vector(self.units.new(shape[dim]), dim, shape)
+        dim = 0 if long[0] == 0 else long[-1]  # rows of a weight, or channels in the last place
+        self.owners[view.name] = vector(self.units.new(view.shape[dim]), dim, view.shape)
 
-    def _own_whole(self, view: ParameterView) -> None:
-        unit = torch.from_numpy(self.units.new(1))
-        self.owners[view.name] = unit.view([1] * len(view.shape)).expand(view.shape)
-
-    def _fill(self, view: ParameterView) -> Tensor:
-        """The owners of a parameter with a unit for each element that has none yet."""
-        owner = self.owners[view.name]
+    def complete(self, name: str) -> Tensor:
+        """The owners of a parameter, with one unit for all elements that have none yet."""
+        owner = self.owners[name]
         if bool((core(owner) < 0).any()):
-            missing = owner < 0
-            dense = owner.clone()
-            rest = self.units.new(1)
-            dense[missing] = int(rest[0])
-            owner = self.owners[view.name] = compress(dense)
+            rest = int(self.units.new(1)[0])
+            owner = self.owners[name] = compress(torch.where(owner < 0, rest, owner))
         return owner
 
     def _owner_tags(self, view: ParameterView, shape: tuple[int, ...]) -> Tensor:
         owner = self.owners[view.name]
         if view.coords is None:
-            return self._fill(view)
+            return self.complete(view.name)
         dims = varies(owner)
         whole = [d for d in dims if view.coords[d] is None]
         if whole:
-            owner = self.reduce_tags(self._fill(view), whole, "hard")
+            owner = self.reduce_tags(self.complete(view.name), whole, "hard")
             dims = varies(owner)
         if not dims:
-            tags = self._fill(view) if not whole else owner
-            return core(tags).reshape(-1)[0].expand(shape)
+            return core(owner).reshape(-1)[0].expand(shape)
         small = core(owner)
         index = tuple(
             core(view.coords[d]) if d in dims else 0  # type: ignore[arg-type]
@@ -186,7 +173,8 @@ class Ownership(Tags):
     def own_rows(self, weight: Value, dims: Sequence[int]) -> Tensor:
         """Units of a weight's rows, which lie along ``dims`` of its present shape.
 
-        Returns tags over those dimensions only, in the weight's shape (size 1 elsewhere).
+        Without ``dims`` the whole weight is one unit: it serves many channels alike. Returns
+        tags over those dimensions only, in the weight's shape (size 1 elsewhere).
         """
         view = weight.parameter
         if weight.tags is None and view is not None and not self.is_assigned(view):
@@ -196,15 +184,6 @@ class Ownership(Tags):
             return units
         others = [d for d in range(len(weight.shape)) if d not in dims]
         return self.reduce_tags(self.tags(weight), others, "hard")
-
-    def own_whole(self, weight: Value) -> Tensor:
-        """One unit for the whole weight: it serves many channels alike."""
-        view = weight.parameter
-        if weight.tags is None and view is not None and not self.is_assigned(view):
-            unit = torch.from_numpy(self.units.new(1)).view([1] * len(weight.shape))
-            self.write_owner(view, unit.expand(weight.shape))
-            return unit
-        return self.reduce_tags(self.tags(weight), range(len(weight.shape)), "hard")
 
     def read(self, weight: Value, columns: Tensor) -> bool:
         """Note which unit each weight element multiplies; False when there is no weight to zero."""

@@ -60,6 +60,31 @@ def test_every_element_is_counted_once(resnet: Dependencies) -> None:
     assert str(resnet.locked) == "nothing is locked"
 
 
+def test_running_statistics_follow_their_channels(resnet: Dependencies) -> None:
+    statistics = {name for name in resnet.capture.buffers if "running_" in name}
+    assert set(resnet.plan.buffers) == statistics
+    for name, classes in resnet.plan.buffers.items():
+        weight = name.replace("running_mean", "weight").replace("running_var", "weight")
+        assert torch.equal(classes, resnet.plan.parameters[weight].owner)
+
+
+def test_a_view_kept_as_an_attribute_is_still_the_parameter() -> None:
+    class Kept(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scales = nn.Parameter(torch.randn(2, 8))
+            self.first = self.scales.detach()[0]
+            self.stem, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.stem(x) * self.first)
+
+    deps = autoeidetic.analyze(Kept(), torch.randn(2, 4))
+    assert deps.unused == ()
+    owner = deps.plan.parameters["scales"].owner
+    assert torch.equal(owner[0], deps.plan.parameters["stem.bias"].owner)
+
+
 def test_attention_heads_divide(vit: Dependencies) -> None:
     pattern = next(g for g in vit.groups if g.name == "blocks.0.attn.qkv[0:384]")
     values = next(g for g in vit.groups if g.name == "blocks.0.attn.qkv[384:576]")
@@ -132,6 +157,30 @@ def test_mixing_in_the_root_is_locked_and_in_a_module_is_not() -> None:
     nested = autoeidetic.analyze(Rooted(inside=True), torch.randn(2, 4))
     assert nested.locked.share == 0.0
     assert [n.module for n in nested.plan.nested] == ["softmax"]
+
+
+def test_a_module_that_borrows_a_parameter_is_not_nested() -> None:
+    class Borrowing(nn.Module):
+        def __init__(self, lender: list[nn.Module]) -> None:
+            super().__init__()
+            self.lender = lender  # in a list, so that it is not a submodule
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.lender[0].gain).softmax(-1)
+
+    class Lending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.randn(8))
+            self.stem, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+            self.softmax = Borrowing([self])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.softmax(self.stem(x)))
+
+    deps = autoeidetic.analyze(Lending(), torch.randn(2, 4))
+    assert deps.plan.nested == ()
+    assert deps.locked.share == 1.0
 
 
 def test_graph_is_typed_picklable_and_graphml(vit: Dependencies) -> None:

@@ -16,7 +16,7 @@ def shared(algebra: Algebra, tags: Tensor, contracted: list[int], weight: Value)
     """A weight that serves many units alike: one unit, required by them all."""
     algebra.role(weight, "shared")
     mixed = algebra.reduce_tags(tags, contracted, "auto")
-    unit = algebra.own_whole(weight).reshape(())
+    unit = algebra.own_rows(weight, []).reshape(())
     return algebra.result(algebra.combine(mixed.expand(algebra.shape), unit))
 
 
@@ -115,7 +115,7 @@ def _with_weight(
     if table or (across and (rank > 2 or algebra.is_shared(tags, [contracted]))):
         algebra.role(weight, "shared")
         mixed = algebra.reduce_tags(tags, [contracted], "hard")
-        return algebra.combine(mixed, algebra.own_whole(weight).reshape(()), full)
+        return algebra.combine(mixed, algebra.own_rows(weight, []).reshape(()), full)
     seen = algebra.columns(tags, [*batch, contracted]).transpose(-1, -2)
     seen = seen.reshape(seen.shape[rank - weight_rank :])
     algebra.role(weight, "output")
