@@ -22,6 +22,7 @@ from .capture import capture_function
 from .errors import AutoeideticError, Place, RuleError
 from .graph import Capture, operator_name, place
 from .rules import find_rule
+from .trees import convert, leaves
 from .values import ParameterView, Value, array, constant
 
 Scope = tuple[int, ...]
@@ -109,9 +110,7 @@ class _Interpreter:
         args = [_lookup(a, self.values) for a in node.args]
         kwargs = {k: _lookup(a, self.values) for k, a in node.kwargs.items()}
         self.operators[operator_name(node)] += 1
-        operands: list[Value] = []
-        _values(args, operands)
-        _values(list(kwargs.values()), operands)
+        operands = leaves((args, kwargs), Value)
         if all(v.is_constant for v in operands):
             return self._constant_results(node)
         if node.meta.get("read_by_python"):
@@ -136,8 +135,7 @@ class _Interpreter:
         remedy = f"write a rule for it: @autoeidetic.rule(torch.ops.{operator_name(node)})"
         reason = "no rule and no decomposition, everything it reads is mixed"
         self.unhandled.append(Unhandled(place(node), reason, remedy))
-        operands: list[Value] = []
-        _values([args, list(kwargs.values())], operands)
+        operands = leaves((args, kwargs), Value)
         tags = self.algebra.mix_everything(operands)
         if "shape" in node.meta:
             return self.algebra.result(tags)
@@ -166,8 +164,7 @@ class _Interpreter:
             self.soft[node] = self._mixtures_in(result)
 
     def _mixtures_in(self, result: Any) -> frozenset[int]:
-        operands: list[Value] = []
-        _values(result if not isinstance(result, Value) else [result], operands)
+        operands = leaves(result, Value)
         units = self.algebra.units
         found = [
             units.mixing_sites(units.find(array(v.tags))) for v in operands if v.tags is not None
@@ -245,11 +242,10 @@ def _decomposed(algebra: Algebra, node: fx.Node, args: Any, kwargs: Any) -> Any:
     function = decomposition_table.get(node.target)  # type: ignore[call-overload]
     if function is None:
         return None
-    operands: list[Value] = []
-    _values([args, list(kwargs.values())], operands)
+    operands = leaves((args, kwargs), Value)
     stand = lambda v: torch.empty(v.shape, device="meta")  # noqa: E731
     try:
-        inner = capture_function(function, _swap(args, stand), _swap(kwargs, stand))
+        inner = capture_function(function, *convert((args, kwargs), Value, stand))
     except Exception:  # a decomposition that needs dtypes or data we do not have
         return None
     outer_node, bound = algebra.node, iter(operands)
@@ -280,27 +276,6 @@ def _lookup(value: Any, values: dict[fx.Node, Any]) -> Any:
     if isinstance(value, (tuple, list)):
         return [_lookup(item, values) for item in value]
     return value
-
-
-def _swap(value: Any, function: Any) -> Any:
-    if isinstance(value, Value):
-        return function(value)
-    if isinstance(value, (tuple, list)):
-        return [_swap(item, function) for item in value]
-    if isinstance(value, dict):
-        return {key: _swap(item, function) for key, item in value.items()}
-    return value
-
-
-def _values(value: Any, into: list[Value]) -> None:
-    if isinstance(value, Value):
-        into.append(value)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            _values(item, into)
-    elif isinstance(value, dict):
-        for item in value.values():
-            _values(item, into)
 
 
 def _common(left: Scope, right: Scope) -> Scope:

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from . import shapes
 from .errors import CaptureError, Place
 from .graph import Capture, ModuleCall
+from .trees import convert, leaves
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
@@ -234,10 +235,7 @@ class Recorder:
         self, func: Any, args: Any, kwargs: dict[str, Any], whole: Callable[[], Any] | None
     ) -> Any:
         schema = _schema(func)
-        tensors: list[Tensor] = []
-        _collect(args, tensors)
-        if kwargs:
-            _collect(kwargs, tensors)
+        tensors = leaves((args, kwargs), Tensor)
         if schema.makes_constant:
             return self._like(func, args, kwargs)
         if schema.takes_masks:
@@ -285,21 +283,20 @@ class Recorder:
         return self._execute(func, args, kwargs)
 
     def _execute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        tensors: list[Tensor] = []
-        _collect(args, tensors)
-        _collect(kwargs, tensors)
+        tensors = leaves((args, kwargs), Tensor)
         if self.way == "real":
             if not any(id(t) in self.stand_ins for t in tensors):
                 return func(*args, **kwargs)
             swap = lambda t: self.stand_ins.get(id(t), t)  # noqa: E731
-            return func(*_map(args, swap), **_map(kwargs, swap))
+            args, kwargs = convert((args, kwargs), Tensor, swap)
+            return func(*args, **kwargs)
         kwargs = dict(kwargs)
         if _schema(func).device_argument and not (tensors and all(t.is_meta for t in tensors)):
             if kwargs.get("device") is not None:
                 kwargs["device"] = torch.device("meta")
         if tensors and not all(t.is_meta for t in tensors):
             if any(t.is_meta or id(t) in self.parameter_names for t in tensors):
-                args, kwargs = _map(args, self._on_meta), _map(kwargs, self._on_meta)
+                args, kwargs = convert((args, kwargs), Tensor, self._on_meta)
         return func(*args, **kwargs)
 
     def _constant(
@@ -312,15 +309,12 @@ class Recorder:
     ) -> Any:
         """Run for real: the value may decide which unit sits where."""
         if self.way == "meta" and schema.device_argument:
-            args, kwargs = _on_cpu(args), _on_cpu(kwargs)
-        tensors: list[Tensor] = []
-        _collect(args, tensors)
+            args, kwargs = convert((args, kwargs), torch.device, _on_cpu)
+        tensors = leaves(args, Tensor)
         if tensors and len({t.device for t in tensors}) > 1 and any(t.is_meta for t in tensors):
-            args, kwargs = _map(args, self._on_meta), _map(kwargs, self._on_meta)
+            args, kwargs = convert((args, kwargs), Tensor, self._on_meta)
         output = func(*args, **kwargs)
-        made: list[Tensor] = []
-        _collect(output, made)
-        for tensor in made:
+        for tensor in leaves(output, Tensor):
             self.alive.append(tensor)
             if not any(tensor is t for t in tensors):
                 storage = _storage(tensor)
@@ -443,8 +437,8 @@ class Recorder:
         return node
 
     def _create(self, func: Any, args: Any, kwargs: dict[str, Any]) -> fx.Node:
-        node_args = _map(args, self._node)
-        node_kwargs = _map(kwargs, self._node) if kwargs else {}
+        node_args = convert(args, Tensor, self._node)
+        node_kwargs = convert(kwargs, Tensor, self._node)
         name = getattr(func, "_opname", None) or func.__name__
         node = self.graph.create_node("call_function", func, tuple(node_args), node_kwargs, name)
         node.meta["module"] = self.path_stack[-1] if self.path_stack else ""
@@ -568,36 +562,9 @@ def _covers_storage(tensor: Tensor) -> bool:
     return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
-def _collect(value: Any, into: list[Tensor]) -> None:
-    if isinstance(value, Tensor):
-        into.append(value)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            _collect(item, into)
-    elif isinstance(value, dict):
-        for item in value.values():
-            _collect(item, into)
-
-
-def _map(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, (tuple, list)):
-        return type(value)(_map(item, function) for item in value)
-    if isinstance(value, dict):
-        return {key: _map(item, function) for key, item in value.items()}
-    return value
-
-
-def _on_cpu(value: Any) -> Any:
+def _on_cpu(device: torch.device) -> torch.device:
     """Constants are made on the CPU even when the code asks for the input's device."""
-    if isinstance(value, torch.device):
-        return torch.device("cpu") if value.type == "meta" else value
-    if isinstance(value, (tuple, list)):
-        return type(value)(_on_cpu(item) for item in value)
-    if isinstance(value, dict):
-        return {key: _on_cpu(item) for key, item in value.items()}
-    return value
+    return torch.device("cpu") if device.type == "meta" else device
 
 
 def _user_line() -> str:

@@ -6,7 +6,7 @@ which nothing varies (batch, space, tokens), so its real size is about the numbe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -58,9 +58,6 @@ class Value:
     def is_constant(self) -> bool:
         """Available to every task: no unit and no parameter in it."""
         return self.parameter is None and self.tags is not None and is_zero(self.tags)
-
-    def with_tags(self, tags: Tensor) -> Value:
-        return replace(self, tags=tags)
 
 
 def constant(shape: tuple[int, ...], const: Tensor | None = None, buffer: str = "") -> Value:

@@ -141,17 +141,7 @@ def addbmm(algebra: Algebra, bias: Value, left: Value, right: Value, **_: Any) -
 
 
 @rule(*aten("_trilinear"))
-def trilinear(
-    algebra: Algebra,
-    first: Value,
-    weight: Value,
-    third: Value,
-    expand1: list[int],
-    expand2: list[int],
-    expand3: list[int],
-    sumdim: list[int],
-    *_: Any,
-) -> Value:
+def trilinear(algebra: Algebra, first: Value, weight: Value, third: Value, *_: Any) -> Value:
     """ATen's spelling of a bilinear layer: [.., 1, i, 1], [1, o, i, j], [.., 1, 1, j]."""
     algebra.role(weight, "output")
     units = algebra.own_rows(weight, [0]).reshape(-1)

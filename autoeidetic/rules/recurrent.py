@@ -19,10 +19,6 @@ def _kind(algebra: Algebra) -> str:
     return algebra.node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
 
 
-def _parameters_per_cell(kind: str, biases: bool, projected: bool) -> int:
-    return 2 + 2 * biases + projected
-
-
 def _run(
     algebra: Algebra,
     x: Value,
@@ -106,11 +102,6 @@ def _final(algebra: Algebra, units: list[Tensor], batch: tuple[int, ...]) -> Val
 
 
 def _states(hidden: Any) -> list[Value]:
-    states = list(hidden) if isinstance(hidden, (list, tuple)) else [hidden]
-    return [s for s in states if s is not None and not s.is_constant]
-
-
-def _all_states(hidden: Any) -> list[Value]:
     return list(hidden) if isinstance(hidden, (list, tuple)) else [hidden]
 
 
@@ -127,7 +118,7 @@ def recurrent(
     bidirectional: bool,
     batch_first: bool,
 ) -> list[Value]:
-    given = _all_states(hidden)
+    given = _states(hidden)
     starts = [] if all(s.is_constant for s in given) else given
     out, hidden_units, cell_units = _run(
         algebra, x, starts, parameters, biases, layers, bidirectional
