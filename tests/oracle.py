@@ -526,14 +526,29 @@ def _trial(net: Nested, kept: set[int], *, seeds: int, what: str) -> Report:
                 text = f"{what}: read of {mask.parameter} in {mask.module!r} never happened"
                 report.missed.append((text, float("nan")))
     for seed in range(seeds):
-        scale = (1.0, 8.0)[seed % 2]
-        after = net.run(net.scrambled(state, free, seed + 1, scale), protected=True)
-        distance = net.moved(before, after)
+        distance = _distance(net, state, before, free, seed)
         if distance:
             report.missed.append((f"{what}, scramble {seed}", distance))
     if _informative(net, state, before, free):
         report.informative = 1
     return report
+
+
+def _distance(
+    net: Nested, state: dict[str, Tensor], before: Any, free: Tensor, seed: int
+) -> float:
+    """How far a scramble of the free values moves the kept outputs.
+
+    The claim is about finite values: zero times a free value that overflowed is not a number.
+    So when something is, the scramble is repeated on a smaller scale.
+    """
+    scale = (1.0, 8.0)[seed % 2]
+    while True:
+        after = net.run(net.scrambled(state, free, seed + 1, scale), protected=True)
+        distance = net.moved(before, after)
+        if distance < float("inf") or scale < 0.01:
+            return distance
+        scale /= 8
 
 
 def _informative(net: Nested, state: dict[str, Tensor], before: Any, free: Tensor) -> bool:
