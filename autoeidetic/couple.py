@@ -326,7 +326,7 @@ def _groups(plan: Plan) -> tuple[Array, int]:
         order[small] = position
     owning = plan.elements > 0
     _, first, inverse = np.unique(signature[owning], return_index=True, return_inverse=True)
-    rank = np.argsort(np.argsort(order[owning][first], kind="stable"))
+    rank = np.argsort(np.lexsort((first, order[owning][first])))
     groups = np.full(plan.classes + 1, -1, np.int64)
     groups[owning] = rank[inverse.reshape(-1)]
     return groups, len(first)
