@@ -7,33 +7,36 @@ where it stopped. A failure is a result like any other: it never stops the run.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import platform
 import resource
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-ROOT = Path(__file__).parent.parent
 GIB = 2**30
 Record = dict[str, Any]
 
 
 def run_all(
-    script: str,
+    measure: Callable[[str], Record],
     names: Iterable[str],
     into: Path,
     *,
-    arguments: Iterable[str] = (),
     seconds: float = 300.0,
     gibibytes: float = 12.0,
 ) -> list[Record]:
-    """Call ``script --one NAME`` for each name that ``into`` has no result for yet."""
+    """Call ``measure(name)`` for each name that ``into`` has no result for yet."""
+    import timm  # noqa: F401  before the fork, so that every process has them at once
+
+    import autoeidetic  # noqa: F401
+
     names = list(names)
     done = {record["model"]: record for record in read(into)}
     into.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +44,7 @@ def run_all(
         if name in done:
             continue
         start = time.perf_counter()
-        record = _run_one(script, name, list(arguments), seconds, gibibytes)
+        record = _run_one(measure, name, seconds, gibibytes)
         done[name] = record
         with into.open("a") as file:
             file.write(json.dumps(record) + "\n")
@@ -59,27 +62,34 @@ def read(path: Path) -> list[Record]:
 
 
 def _run_one(
-    script: str, name: str, arguments: list[str], seconds: float, gibibytes: float
+    measure: Callable[[str], Record], name: str, seconds: float, gibibytes: float
 ) -> Record:
-    command = [sys.executable, script, "--one", name, *arguments]
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(measure, name, gibibytes, sender))
+    process.start()
+    sender.close()
     try:
-        result = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            cwd=ROOT,
-            preexec_fn=lambda: _limit_memory(gibibytes),
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {"model": name, "error": f"took more than {seconds:.0f} s"}
-    lines = result.stdout.strip().splitlines()
-    if result.returncode or not lines:
-        tail = (result.stderr.strip().splitlines() or ["no output"])[-1]
-        return {"model": name, "error": f"exit code {result.returncode}: {tail}"}
-    record: Record = json.loads(lines[-1])
-    return {"model": name, **record}
+        if not receiver.poll(seconds):
+            return {"model": name, "error": f"took more than {seconds:.0f} s"}
+        return {"model": name, **receiver.recv()}
+    except EOFError:
+        process.join()
+        return {"model": name, "error": f"exit code {process.exitcode}"}
+    finally:
+        process.kill()
+        process.join()
+
+
+def _child(
+    measure: Callable[[str], Record], name: str, gibibytes: float, sender: Connection
+) -> None:
+    _limit_memory(gibibytes)
+    try:
+        record = measure(name)
+    except Exception as error:  # whatever a model or a tool may raise
+        record = {"error": short(error)}
+    sender.send(record)
 
 
 def _limit_memory(gibibytes: float) -> None:

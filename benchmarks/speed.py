@@ -47,21 +47,16 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=300.0, help="time limit of a model")
     parser.add_argument("--memory", type=float, default=12.0, help="memory limit in GiB")
     parser.add_argument("--fresh", action="store_true", help="forget earlier results")
-    parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.one:
-        print(json.dumps(giant(options.one) if options.giant else compare(options.one)))
-        return 0
     kind = "giant" if options.giant else "analyze"
     names = options.models or (GIANTS if options.giant else tuple(SMALLEST.values()))
     into = RESULTS / f"speed-{kind}.jsonl"
     if options.fresh:
         into.unlink(missing_ok=True)
     records = run_all(
-        __file__,
+        giant if options.giant else compare,
         names,
         into,
-        arguments=["--giant"] if options.giant else [],
         seconds=options.seconds,
         gibibytes=options.memory,
     )

@@ -30,19 +30,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=300.0, help="time limit of a model")
     parser.add_argument("--memory", type=float, default=12.0, help="memory limit in GiB")
     parser.add_argument("--fresh", action="store_true", help="forget earlier results")
-    parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.one:
-        print(json.dumps(measure(options.one)))
-        return 0
     families = {name: family for family, name in SMALLEST.items()}
     names = options.models or list(families)
     into = RESULTS / "families.jsonl"
     if options.fresh:
         into.unlink(missing_ok=True)
-    records = run_all(
-        __file__, names, into, seconds=options.seconds, gibibytes=options.memory
-    )
+    records = run_all(measure, names, into, seconds=options.seconds, gibibytes=options.memory)
     records = [{"family": families.get(r["model"], ""), **r} for r in records]
     text = report(records)
     print(text)
@@ -78,6 +72,7 @@ def measure(name: str) -> Record:
         "nested": len(deps.plan.nested),
         "heads": [head.layer for head in deps.heads],
         "largest_class_share": deps.largest_class_share,
+        "largest_class": _largest_class(deps),
         "locked_share": deps.locked.share,
         "locked": [lock.to_dict() for lock in deps.locked],
         "unused": list(deps.unused),
@@ -85,6 +80,18 @@ def measure(name: str) -> Record:
         "seconds": seconds,
         "gibibytes": peak_memory() - before,
     }
+
+
+def _largest_class(deps: Any) -> str:
+    """Where the largest class outside the heads lies, and what ties it together."""
+    group = max(deps.groups, key=lambda group: group.elements / group.size)
+    operators = dict.fromkeys(
+        f"{bond.place.operator} in {bond.place.module}"
+        for bond in group.bonds
+        if bond.kind == "joined"
+    )
+    tied = f", joined by {', '.join(list(operators)[:2])}" if operators else ""
+    return f"one of the {group.size} classes of {len(group.layers)} layers ({group.name}){tied}"
 
 
 def _unaccounted(model: Any, deps: Any) -> int:
@@ -145,15 +152,19 @@ def _row(record: Record) -> str:
 def _reason(record: Record) -> str:
     if "error" in record:
         return f"- {record['model']}: {record['error']}"
-    locks = "; ".join(
-        f"{lock['group']} ({lock['share']:.1%}): {lock['reason']} "
-        f"[{lock['operator']} in {lock['module']}]"
-        for lock in record["locked"][:3]
-    )
-    return (
-        f"- {record['model']}: largest class {record['largest_class_share']:.1%}, locked "
-        f"{record['locked_share']:.1%}. {locks}"
-    )
+    parts = []
+    if record["largest_class_share"] > LARGEST_CLASS:
+        parts.append(
+            f"the largest class holds {record['largest_class_share']:.1%}: "
+            f"{record['largest_class']}"
+        )
+    if record["locked_share"] > LARGEST_LOCKED:
+        first, count = record["locked"][0], len(record["locked"])
+        parts.append(
+            f"{record['locked_share']:.1%} is locked in {count} places, the largest "
+            f"{first['group']} ({first['share']:.1%}): {first['reason']} [{first['operator']}]"
+        )
+    return f"- {record['model']}: {'; '.join(parts)}."
 
 
 if __name__ == "__main__":
