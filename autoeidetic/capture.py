@@ -15,12 +15,14 @@ recorded but never carried out.
 from __future__ import annotations
 
 import copy
+import random
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -122,7 +124,7 @@ def _preserved(model: nn.Module) -> Iterator[None]:
     """
     states = [(module, _snapshot(module)) for module in model.modules()]
     modes = [(module, module.training) for module, _ in states]
-    rng = torch.get_rng_state()
+    generators = _generator_states()
     fast_path = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)
@@ -135,7 +137,20 @@ def _preserved(model: nn.Module) -> Iterator[None]:
         for module, state in states:
             _restore(module, state)
         torch.backends.mha.set_fastpath_enabled(fast_path)
-        torch.set_rng_state(rng)
+        for restore, generator in generators:
+            restore(generator)
+
+
+def _generator_states() -> list[tuple[Callable[[Any], None], Any]]:
+    """The states of the random number generators a forward may use, and how to put them back."""
+    states: list[tuple[Callable[[Any], None], Any]] = [
+        (torch.set_rng_state, torch.get_rng_state()),
+        (random.setstate, random.getstate()),
+        (np.random.set_state, np.random.get_state()),
+    ]
+    if torch.cuda.is_initialized():
+        states.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    return states
 
 
 def _snapshot(module: nn.Module) -> dict[str, tuple[Any, Any]]:

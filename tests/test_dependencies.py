@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import random
 
 import networkx as nx
 import numpy as np
@@ -222,6 +223,23 @@ def test_a_network_without_a_head() -> None:
         deps = autoeidetic.analyze(timm.create_model("resnet18", num_classes=0))
     assert deps.heads == ()
     assert "head: none" in str(deps)
+
+
+def test_random_number_generators_are_left_as_they_were() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x * torch.rand(4) * random.random() * float(np.random.rand()))
+
+    noisy = Noisy()
+    before = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state())
+    autoeidetic.analyze(noisy, torch.ones(2, 4))
+    after = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state())
+    assert before[:2] == after[:2]
+    assert torch.equal(before[2], after[2])
 
 
 def test_unused_parameters_are_told_apart() -> None:
