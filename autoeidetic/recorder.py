@@ -150,11 +150,11 @@ class Recorder:
 
     def placeholders(self, inputs: Any) -> Any:
         """Make a placeholder node for each tensor of the inputs; return what to call with."""
-        leaves, spec = pytree.tree_flatten(inputs)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        items, spec = pytree.tree_flatten(inputs)
+        tensors = [item for item in items if isinstance(item, Tensor)]
         stands = iter([self._placeholder(index, t) for index, t in enumerate(tensors)])
-        leaves = [next(stands) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        return pytree.tree_unflatten(leaves, spec)
+        items = [next(stands) if isinstance(item, Tensor) else item for item in items]
+        return pytree.tree_unflatten(items, spec)
 
     def _placeholder(self, index: int, given: Tensor) -> Tensor:
         if self.way == "meta":
@@ -205,8 +205,8 @@ class Recorder:
         return None
 
     def finish(self, output: Any) -> Capture:
-        leaves, spec = pytree.tree_flatten(output)
-        nodes = [self._node(leaf) if isinstance(leaf, Tensor) else None for leaf in leaves]
+        items, spec = pytree.tree_flatten(output)
+        nodes = [self._node(item) if isinstance(item, Tensor) else None for item in items]
         self.graph.output(tuple(nodes))
         return Capture(
             graph=self.graph,
@@ -244,7 +244,7 @@ class Recorder:
         if schema.written is not None:
             return self._write(func, schema, args, kwargs, bool(live))
         if not live:
-            return self._constant(func, schema, args, kwargs, whole)
+            return self._constant(func, schema, args, kwargs)
         if schema.reads_data and self.way == "meta":
             raise RuntimeError(f"{func} looks at data that depends on the input or a parameter")
         output = self._compute(func, args, kwargs, whole)
@@ -299,14 +299,7 @@ class Recorder:
                 args, kwargs = convert((args, kwargs), Tensor, self._on_meta)
         return func(*args, **kwargs)
 
-    def _constant(
-        self,
-        func: Any,
-        schema: _Schema,
-        args: Any,
-        kwargs: dict[str, Any],
-        whole: Callable[[], Any] | None,
-    ) -> Any:
+    def _constant(self, func: Any, schema: _Schema, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run for real: the value may decide which unit sits where."""
         if self.way == "meta" and schema.device_argument:
             args, kwargs = convert((args, kwargs), torch.device, _on_cpu)
