@@ -7,6 +7,7 @@ with the same members in the same layers are a group: what is pruned by percenta
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,10 +20,10 @@ from torch.utils import _pytree as pytree
 from .algebra import Algebra
 from .errors import NoParametersError
 from .graph import operator_name
-from .nesting import Relabel, accepted_sites, nested_modules, structure
+from .nesting import accepted_sites, nested_modules, structure
 from .plan import ParameterPlan, Plan, Read
-from .propagate import Propagation, tags_of, unit_numbers
-from .values import array, core
+from .propagate import Propagation, unit_numbers
+from .values import Value, array, core
 
 Array = np.ndarray
 _ROUNDS = 32
@@ -37,7 +38,7 @@ class Coupling:
     class_of_unit: Array
     group_of_class: Array
     groups: int
-    read_classes: Array
+    node_tags: dict[fx.Node, Tensor]
     nested_sites: dict[int, str]
     heads: tuple[str, ...]
 
@@ -50,12 +51,14 @@ def couple(propagation: Propagation) -> Coupling:
     """Form classes and groups, find the heads, and write the plan."""
     algebra = propagation.algebra
     unused = _own_unused(algebra)
-    outputs = _output_units(propagation)
+    tags = _node_tags(propagation)
+    outputs = _output_units(propagation, tags)
     nested = accepted_sites(propagation)
     labels = _classes(propagation, outputs, set(nested))
     relabel = lambda tags: _relabel(tags, labels)  # noqa: E731
     owners = {name: relabel(algebra.owners[name]) for name in algebra.parameter_shapes}
     reads = _reads(propagation, owners, relabel)
+    classes = lambda node: relabel(tags[node]) if node in tags else None  # noqa: E731
     count = int(labels.max(initial=0))
     elements = _elements(owners, count)
     edges = _edges(propagation, labels, set(nested))
@@ -75,8 +78,8 @@ def couple(propagation: Propagation) -> Coupling:
             for name in propagation.capture.parameters
         },
         buffers={name: relabel(units) for name, units in algebra.buffers.items()},
-        nested=nested_modules(propagation, nested, relabel),
-        outputs=structure(propagation.capture.output, propagation, relabel),
+        nested=nested_modules(propagation, nested, classes),
+        outputs=structure(propagation.capture.output, classes),
     )
     group_of_class, groups = _groups(plan)
     return Coupling(
@@ -85,7 +88,7 @@ def couple(propagation: Propagation) -> Coupling:
         class_of_unit=labels,
         group_of_class=group_of_class,
         groups=groups,
-        read_classes=read_classes,
+        node_tags=tags,
         nested_sites=nested,
         heads=tuple(name for name in propagation.capture.parameters if name in heads),
     )
@@ -102,14 +105,23 @@ def _own_unused(algebra: Algebra) -> set[str]:
     return unused
 
 
-def _output_units(propagation: Propagation) -> Array:
+def _node_tags(propagation: Propagation) -> dict[fx.Node, Tensor]:
+    """The units in every node's value, looked up once: a mixed parameter may yet make new ones."""
+    return {
+        node: propagation.algebra.tags(value)
+        for node, value in propagation.values.items()
+        if isinstance(value, Value)
+    }
+
+
+def _output_units(propagation: Propagation, tags: dict[fx.Node, Tensor]) -> Array:
     """Units of the model's outputs.
 
     Raises:
         NoParametersError: there are none.
     """
     leaves = [n for n in pytree.tree_leaves(propagation.capture.output) if isinstance(n, fx.Node)]
-    found = [unit_numbers(t) for n in leaves if (t := tags_of(propagation, n)) is not None]
+    found = [unit_numbers(tags[node]) for node in leaves]
     units = np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
     if not len(units):
         raise NoParametersError(
@@ -255,7 +267,7 @@ def _relabel(tags: Tensor, labels: Array) -> Tensor:
 
 
 def _reads(
-    propagation: Propagation, owners: dict[str, Tensor], relabel: Relabel
+    propagation: Propagation, owners: dict[str, Tensor], relabel: Callable[[Tensor], Tensor]
 ) -> dict[str, list[Read]]:
     reads: dict[str, list[Read]] = defaultdict(list)
     for use in propagation.algebra.reads:

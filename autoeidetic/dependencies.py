@@ -14,7 +14,7 @@ from . import export
 from .couple import Coupling
 from .graph import Capture
 from .plan import Plan
-from .propagate import Unhandled, tags_of
+from .propagate import Unhandled
 from .structure import Group, Head, Locked, Structure, build
 
 
@@ -96,13 +96,8 @@ class Dependencies:
     @cached_property
     def values(self) -> dict[str, Tensor]:
         """The classes in the value of every node of ``capture.graph``, by node name."""
-        propagation = self._coupling.propagation
-        result = {}
-        for node in propagation.nodes:
-            tags = tags_of(propagation, node) if node in propagation.values else None
-            if tags is not None:
-                result[node.name] = self._coupling.classes(tags)
-        return result
+        coupling = self._coupling
+        return {node.name: coupling.classes(tags) for node, tags in coupling.node_tags.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the plan as plain data."""

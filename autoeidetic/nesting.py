@@ -16,10 +16,10 @@ from torch.utils import _pytree as pytree
 
 from .graph import ModuleCall, operator_name
 from .plan import Nested, NestedCall
-from .propagate import MixingSite, Propagation, tags_of
+from .propagate import MixingSite, Propagation
 from .values import Value
 
-Relabel = Callable[[Tensor], Tensor]
+ClassesOf = Callable[[fx.Node], Tensor | None]
 
 
 def accepted_sites(propagation: Propagation) -> dict[int, str]:
@@ -81,7 +81,7 @@ def _leaves(structure: Any) -> list[fx.Node]:
 
 
 def nested_modules(
-    propagation: Propagation, accepted: dict[int, str], relabel: Relabel
+    propagation: Propagation, accepted: dict[int, str], classes: ClassesOf
 ) -> tuple[Nested, ...]:
     sites: dict[str, list[MixingSite]] = defaultdict(list)
     for index, path in accepted.items():
@@ -97,9 +97,9 @@ def nested_modules(
                 lines=tuple(dict.fromkeys(n.meta["line"] for n in nodes)),
                 calls=tuple(
                     NestedCall(
-                        structure(c.args, propagation, relabel),
-                        structure(c.kwargs, propagation, relabel),
-                        structure(c.outputs, propagation, relabel),
+                        structure(c.args, classes),
+                        structure(c.kwargs, classes),
+                        structure(c.outputs, classes),
                     )
                     for c in calls
                 ),
@@ -108,11 +108,6 @@ def nested_modules(
     return tuple(result)
 
 
-def structure(nodes: Any, propagation: Propagation, relabel: Relabel) -> Any:
+def structure(nodes: Any, classes: ClassesOf) -> Any:
     """The same structure with classes for nodes."""
-
-    def classes(leaf: Any) -> Any:
-        tags = tags_of(propagation, leaf) if isinstance(leaf, fx.Node) else None
-        return None if tags is None else relabel(tags)
-
-    return pytree.tree_map(classes, nodes)
+    return pytree.tree_map(lambda leaf: classes(leaf) if isinstance(leaf, fx.Node) else None, nodes)

@@ -287,14 +287,6 @@ def _common(left: Scope, right: Scope) -> Scope:
     return left[:length]
 
 
-def tags_of(propagation: Propagation, node: fx.Node) -> Tensor | None:
-    """The units in a node's value; None for a node with several results."""
-    value = propagation.values.get(node)
-    if not isinstance(value, Value):
-        return None
-    return propagation.algebra.tags(value)
-
-
 def unit_numbers(tags: Tensor) -> np.ndarray:
     """The different units in a tag tensor."""
     found = np.unique(array(tags))

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from autoeidetic.rules import registry
+
 
 @pytest.fixture(autouse=True)
 def settled() -> Iterator[None]:
@@ -16,3 +18,12 @@ def settled() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def forget() -> Iterator[None]:
+    """Rules registered in a test are gone after it."""
+    before = dict(registry._RULES)
+    yield
+    registry._RULES.clear()
+    registry._RULES.update(before)

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ import torch
 from torch import nn
 
 from autoeidetic import cli
-from autoeidetic.rules import registry
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "benchmarks/README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -25,15 +23,6 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 RUNNING = [page for page in PAGES if blocks(page, "python")]
-
-
-@pytest.fixture
-def forget() -> Iterator[None]:
-    """Rules that a page registers are gone after it."""
-    before = dict(registry._RULES)
-    yield
-    registry._RULES.clear()
-    registry._RULES.update(before)
 
 
 def test_pages_have_examples() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,15 +113,6 @@ class Twins(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         product, total = twins(self.first(x), self.second(x))
         return self.last(product) + total[:, None]
-
-
-@pytest.fixture
-def forget() -> Iterator[None]:
-    """Rules registered in a test are gone after it."""
-    before = dict(registry._RULES)
-    yield
-    registry._RULES.clear()
-    registry._RULES.update(before)
 
 
 def owners(deps: Any, name: str) -> np.ndarray:

@@ -77,10 +77,12 @@ def test_zoo(name: str) -> None:
     model, inputs = ZOO[name]()
     if name in UNHANDLED:
         with pytest.warns(UnhandledOperatorWarning, match=UNHANDLED[name]):
-            plan = autoeidetic.analyze(model, inputs).plan
+            deps = autoeidetic.analyze(model, inputs)
     else:
-        plan = autoeidetic.analyze(model, inputs).plan
+        deps = autoeidetic.analyze(model, inputs)
+    plan = deps.plan
     account(model, plan)
+    assert all(int(c.max()) <= plan.classes for c in deps.values.values() if c.numel())
     report = oracle.check(model, inputs, plan, samples=10, seed=0)
     assert not report.missed, str(report)
     if name in UNINFORMATIVE:

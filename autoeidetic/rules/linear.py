@@ -24,15 +24,12 @@ def shared(algebra: Algebra, tags: Tensor, contracted: list[int], weight: Value)
 def linear(algebra: Algebra, x: Value, weight: Value, bias: Value | None = None) -> Value:
     if len(weight.shape) == 1:
         result = matmul(algebra, x, weight)
-    elif weight.parameter is None:
+        return result if bias is None else algebra.pointwise(result, bias)
+    if weight.parameter is None:
         result = matmul(algebra, x, algebra.move(weight, lambda t: t.transpose(-1, -2)))
     else:
         result = _layer(algebra, x, weight)
-    return (
-        biased(algebra, result, bias, -1)
-        if len(weight.shape) > 1 or bias is None
-        else (algebra.pointwise(result, bias))
-    )
+    return biased(algebra, result, bias, -1)
 
 
 def _layer(algebra: Algebra, x: Value, weight: Value) -> Value:
