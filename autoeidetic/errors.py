@@ -72,5 +72,33 @@ class RuleError(AutoeideticError):
     """A rule was registered wrongly, or a rule failed on the operator it was registered for."""
 
 
+class EnforcementError(AutoeideticError):
+    """While running, the model does something that its analysis did not see."""
+
+
+class HeadError(AutoeideticError):
+    """The output layer cannot be made for a task as asked."""
+
+
+class TaskError(AutoeideticError):
+    """A step that does not fit where the network is in the life of its tasks."""
+
+
+class CapacityError(AutoeideticError):
+    """A task finds no free units where it needs some."""
+
+
+class NonFiniteError(AutoeideticError):
+    """Values that are to be frozen are infinite or not a number."""
+
+
+class CheckpointError(AutoeideticError):
+    """A file is not a saved network, is damaged, or does not fit the model."""
+
+
+class DivergenceWarning(UserWarning):
+    """Free values are infinite or not a number; finished tasks are answered without them."""
+
+
 class UnhandledOperatorWarning(UserWarning):
     """An operator has no rule: everything it reads was mixed, which is sound but locks it."""

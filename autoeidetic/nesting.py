@@ -15,11 +15,13 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from .graph import ModuleCall, operator_name
-from .plan import Nested, NestedCall
+from .plan import Nested, NestedCall, Norm
 from .propagate import MixingSite, Propagation
-from .values import Value
+from .values import Value, varies
 
 ClassesOf = Callable[[fx.Node], Tensor | None]
+#: Norms with statistics per level, and the dimension of their channels.
+_NORMS = {"aten.layer_norm": -1, "aten.rms_norm": -1, "aten.group_norm": 1}
 
 
 def accepted_sites(propagation: Propagation) -> dict[int, str]:
@@ -89,7 +91,8 @@ def nested_modules(
     result = []
     for path, places in sites.items():
         nodes = [propagation.nodes[site.node] for site in places]
-        calls = [c for c in propagation.capture.calls.values() if c.path == path]
+        found = propagation.capture.calls.items()
+        calls = {ident: call for ident, call in found if call.path == path}
         result.append(
             Nested(
                 module=path,
@@ -101,11 +104,39 @@ def nested_modules(
                         structure(c.kwargs, classes),
                         structure(c.outputs, classes),
                     )
-                    for c in calls
+                    for c in calls.values()
                 ),
+                norms=_norms(propagation, calls, nodes, classes),
             )
         )
     return tuple(result)
+
+
+def _norms(
+    propagation: Propagation,
+    calls: dict[int, ModuleCall],
+    mixing: list[fx.Node],
+    classes: ClassesOf,
+) -> tuple[tuple[Norm, ...], ...] | None:
+    """The norms in each call, in order; None when something else mixes, or not over channels."""
+    if any(operator_name(node) not in _NORMS for node in mixing):
+        return None
+    found: dict[int, list[Norm]] = {ident: [] for ident in calls}
+    for node in propagation.nodes:
+        inside = [ident for ident in node.meta.get("scope", ()) if ident in found]
+        if not inside or operator_name(node) not in _NORMS:
+            continue
+        before, after = classes(node.args[0]), classes(node)  # type: ignore[arg-type]
+        if before is None or after is None:
+            return None
+        dim = _NORMS[operator_name(node)] % before.dim()
+        over_channels = operator_name(node) == "aten.group_norm" or len(node.args[1]) == 1  # type: ignore[arg-type]
+        if not over_channels or any(d != dim for d in (*varies(before), *varies(after))):
+            return None
+        where = tuple(slice(None) if d == dim else 0 for d in range(before.dim()))
+        name = operator_name(node).removeprefix("aten.")
+        found[inside[-1]].append(Norm(name, before[where].clone(), after[where].clone()))
+    return tuple(tuple(norms) for norms in found.values())
 
 
 def structure(nodes: Any, classes: ClassesOf) -> Any:

@@ -50,13 +50,27 @@ class NestedCall:
 
 
 @dataclass(frozen=True)
+class Norm:
+    """One stock norm inside a nested module: the class of each channel before and after it."""
+
+    operator: str
+    inputs: Tensor
+    outputs: Tensor
+
+
+@dataclass(frozen=True)
 class Nested:
-    """A module that mixes channels and is to be evaluated level by level."""
+    """A module that mixes channels and is to be evaluated level by level.
+
+    ``norms`` lists, for each call, the layer, RMS and group norms in it when nothing else in the
+    module mixes channels: then statistics per level do the work. None: the module is a black box.
+    """
 
     module: str
     operators: tuple[str, ...]
     lines: tuple[str, ...]
     calls: tuple[NestedCall, ...]
+    norms: tuple[tuple[Norm, ...], ...] | None
 
 
 @dataclass(frozen=True)
@@ -70,6 +84,9 @@ class Plan:
     buffers: dict[str, Tensor]
     nested: tuple[Nested, ...]
     outputs: Any
+
+    def __deepcopy__(self, memo: Any) -> Plan:
+        return self  # immutable: copies of a network share it
 
     def closure(self, kept: np.ndarray) -> np.ndarray:
         """The smallest superset of a set of classes (a boolean vector) closed under requires."""

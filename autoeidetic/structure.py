@@ -168,6 +168,8 @@ class Structure:
     group_requires: tuple[tuple[str, str, Place], ...]
     backbone: int
     largest_class: int
+    locked_classes: Array
+    outside: Array
 
 
 def layer_of(parameter: str) -> str:
@@ -200,15 +202,19 @@ def build(coupling: Coupling) -> Structure:
     backbone = int(plan.elements.sum()) - sum(
         plan.parameters[name].owner.numel() for name in heads | unused
     )
-    outside = np.where(head_class | idle_class, 0, plan.elements)
+    outside = head_class | idle_class
+    inside = np.where(outside, 0, plan.elements)
+    locked_classes = _locked_classes(coupling, kept, head_class)
     return Structure(
         groups=groups,
         heads=_heads(coupling),
         unused=tuple(sorted(unused)),
-        locked=_locked(coupling, kept, names, head_class, backbone),
+        locked=_locked(coupling, kept, names, locked_classes, backbone),
         group_requires=requires,
         backbone=backbone,
-        largest_class=int(outside.max()),
+        largest_class=int(inside.max()),
+        locked_classes=locked_classes,
+        outside=outside,
     )
 
 
@@ -374,12 +380,10 @@ def _note_requirement(
 # -- locked ------------------------------------------------------------------------------------
 
 
-def _locked(
-    coupling: Coupling, kept: list[int], names: dict[int, str], head_class: Array, backbone: int
-) -> Locked:
+def _locked_classes(coupling: Coupling, kept: list[int], head_class: Array) -> Array:
     """Classes that every task must own: all classes of some group, or of a head, require them."""
     plan, group = coupling.plan, coupling.group_of_class
-    reach = _reach(plan.requires, plan.classes + 1)
+    pairs_needed = reach(plan.requires, plan.classes + 1)
     in_backbone = np.zeros(coupling.groups, bool)
     in_backbone[kept] = True
     source = np.where((group >= 0) & in_backbone[np.maximum(group, 0)], group, -1)
@@ -387,16 +391,22 @@ def _locked(
     sizes = np.bincount(source[source >= 0], minlength=coupling.groups)
     locked = np.zeros(plan.classes + 1, bool)
     locked[(source >= 0) & ~head_class] = sizes[source[(source >= 0) & ~head_class]] == 1
-    if len(reach):
-        from_group = source[reach[:, 0]]
+    if len(pairs_needed):
+        from_group = source[pairs_needed[:, 0]]
         valid = from_group >= 0
         pairs = np.unique(
-            from_group[valid] * (plan.classes + 1) + reach[valid, 1], return_counts=True
+            from_group[valid] * (plan.classes + 1) + pairs_needed[valid, 1], return_counts=True
         )
         needed_by, needed = np.divmod(pairs[0], plan.classes + 1)
         locked[needed[pairs[1] == sizes[needed_by]]] = True
-        locked[reach[locked[reach[:, 0]], 1]] = True
-    locked &= ~head_class & (plan.elements > 0)
+        locked[pairs_needed[locked[pairs_needed[:, 0]], 1]] = True
+    return locked & ~head_class & (plan.elements > 0)
+
+
+def _locked(
+    coupling: Coupling, kept: list[int], names: dict[int, str], locked: Array, backbone: int
+) -> Locked:
+    group = coupling.group_of_class
     locks = [
         _lock(coupling, g, names[g], locked, backbone) for g in kept if locked[(group == g)].any()
     ]
@@ -404,7 +414,7 @@ def _locked(
     return Locked(tuple(locks), sum(lock.elements for lock in locks) / max(backbone, 1))
 
 
-def _reach(requires: Array, size: int) -> Array:
+def reach(requires: Array, size: int) -> Array:
     """All (class, class it requires, directly or not), without itself."""
     if not len(requires):
         return requires

@@ -13,9 +13,12 @@ import resource
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ def run_all(
     *,
     seconds: float = 300.0,
     gibibytes: float = 12.0,
+    workers: int = 1,
 ) -> list[Record]:
     """Call ``measure(name)`` for each name that ``into`` has no result for yet."""
     import timm  # noqa: F401  before the fork, so that every process has them at once
@@ -40,17 +44,21 @@ def run_all(
     names = list(names)
     done = {record["model"]: record for record in read(into)}
     into.parent.mkdir(parents=True, exist_ok=True)
-    for number, name in enumerate(names, 1):
-        if name in done:
-            continue
-        start = time.perf_counter()
-        record = _run_one(measure, name, seconds, gibibytes)
-        done[name] = record
-        with into.open("a") as file:
-            file.write(json.dumps(record) + "\n")
-        took = time.perf_counter() - start
-        outcome = record.get("error", "ok")
-        print(f"[{number}/{len(names)}] {name}: {outcome} ({took:.1f} s)", file=sys.stderr)
+    waiting = deque(name for name in names if name not in done)
+    running: list[_Job] = []
+    while waiting or running:
+        while waiting and len(running) < workers:
+            running.append(_start(measure, waiting.popleft(), seconds, gibibytes))
+        for job in _ended(running):
+            running.remove(job)
+            record = _collect(job, seconds)
+            done[job.name] = record
+            with into.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+            took = time.perf_counter() - job.start
+            outcome = record.get("error", "ok")
+            number = sum(name in done for name in names)
+            print(f"[{number}/{len(names)}] {job.name}: {outcome} ({took:.1f} s)", file=sys.stderr)
     return [done[name] for name in names]
 
 
@@ -61,24 +69,45 @@ def read(path: Path) -> list[Record]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
 
 
-def _run_one(
-    measure: Callable[[str], Record], name: str, seconds: float, gibibytes: float
-) -> Record:
+@dataclass(frozen=True)
+class _Job:
+    name: str
+    process: BaseProcess
+    receiver: Connection
+    start: float
+    deadline: float
+
+
+def _start(measure: Callable[[str], Record], name: str, seconds: float, gibibytes: float) -> _Job:
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(measure, name, gibibytes, sender))
     process.start()
     sender.close()
+    now = time.perf_counter()
+    return _Job(name, process, receiver, now, now + seconds)
+
+
+def _ended(running: list[_Job]) -> list[_Job]:
+    """Wait until some have sent their record, died or used up their time."""
+    soonest = min(job.deadline for job in running)
+    ready = wait([job.receiver for job in running], max(0.0, soonest - time.perf_counter()))
+    now = time.perf_counter()
+    return [job for job in running if job.receiver in ready or now >= job.deadline]
+
+
+def _collect(job: _Job, seconds: float) -> Record:
     try:
-        if not receiver.poll(seconds):
-            return {"model": name, "error": f"took more than {seconds:.0f} s"}
-        return {"model": name, **receiver.recv()}
+        if not job.receiver.poll():
+            return {"model": job.name, "error": f"took more than {seconds:.0f} s"}
+        return {"model": job.name, **job.receiver.recv()}
     except EOFError:
-        process.join()
-        return {"model": name, "error": f"exit code {process.exitcode}"}
+        job.process.join()
+        return {"model": job.name, "error": f"exit code {job.process.exitcode}"}
     finally:
-        process.kill()
-        process.join()
+        job.process.kill()
+        job.process.join()
+        job.receiver.close()
 
 
 def _child(

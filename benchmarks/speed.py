@@ -1,8 +1,9 @@
-"""How long ``autoeidetic.analyze`` takes, next to ``torch.export`` and to Torch-Pruning.
+"""How long ``autoeidetic.analyze`` takes, and what a converted network costs.
 
     python benchmarks/speed.py analyze                    # the smallest model of each timm family
     python benchmarks/speed.py analyze --models resnet18 test_vit
     python benchmarks/speed.py analyze --giant            # a billion parameters, on meta
+    python benchmarks/speed.py step                       # also: eval, prune, memory
 
 See README.md in this directory for what is measured and how.
 """
@@ -15,6 +16,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,6 +34,9 @@ from benchmarks.runner import (
     setting,
     short,
 )
+from benchmarks.speed_memory import memory
+from benchmarks.speed_steps import evaluate, prune, step
+from benchmarks.workloads import BATCHES
 
 GIANTS = ("vit_giant_patch14_clip_224", "eva_giant_patch14_224")
 WARM_UP = ("test_resnet", "test_vit")  # the second one when the first is what is measured
@@ -41,26 +46,26 @@ LONGEST = 20  # seconds that one call may take
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("section", choices=["analyze"], nargs="?", default="analyze")
-    parser.add_argument("--models", nargs="+", metavar="NAME", help="instead of the 97 families")
+    parser.add_argument("section", choices=["analyze", *COSTS], nargs="?", default="analyze")
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="instead of the usual ones")
     parser.add_argument("--giant", action="store_true", help="seconds and memory on meta")
     parser.add_argument("--seconds", type=float, default=300.0, help="time limit of a model")
     parser.add_argument("--memory", type=float, default=12.0, help="memory limit in GiB")
     parser.add_argument("--fresh", action="store_true", help="forget earlier results")
     options = parser.parse_args()
-    kind = "giant" if options.giant else "analyze"
-    names = options.models or (GIANTS if options.giant else tuple(SMALLEST.values()))
+    kind = "giant" if options.giant else options.section
+    section = SECTIONS[kind]
     into = RESULTS / f"speed-{kind}.jsonl"
     if options.fresh:
         into.unlink(missing_ok=True)
     records = run_all(
-        giant if options.giant else compare,
-        names,
+        section.measure,
+        options.models or section.models,
         into,
         seconds=options.seconds,
         gibibytes=options.memory,
     )
-    report = giant_report(records) if options.giant else compare_report(records)
+    report = f"{_setting_line()}\n\n{section.report(records)}"
     print(report)
     if not options.models:
         content = {"setting": setting(), "models": records}
@@ -178,8 +183,7 @@ def giant(name: str) -> Record:
 
 def compare_report(records: list[Record]) -> str:
     """Every model, then the median and the worst ratios."""
-    lines = [_setting_line(), ""]
-    lines.append("| model | analyze (s) | torch.export (s) | ratio | Torch-Pruning (s) | ratio |")
+    lines = ["| model | analyze (s) | torch.export (s) | ratio | Torch-Pruning (s) | ratio |"]
     lines.append("|---|---|---|---|---|---|")
     lines.extend(_compare_row(record) for record in records)
     lines.append("")
@@ -229,7 +233,7 @@ def _summary(records: list[Record], way: str, title: str) -> str:
 
 
 def giant_report(records: list[Record]) -> str:
-    lines = [_setting_line(), "", "| model | parameters | seconds | GiB above the imports |"]
+    lines = ["| model | parameters | seconds | GiB above the imports |"]
     lines.append("|---|---|---|---|")
     for record in records:
         if "error" in record:
@@ -242,12 +246,64 @@ def giant_report(records: list[Record]) -> str:
     return "\n".join(lines)
 
 
+def cost_report(records: list[Record]) -> str:
+    """Every comparison of a converted network with the plain one, and its budget."""
+    return _cost_table(records, "plain (ms)", "converted (ms)", 1e3)
+
+
+def bytes_report(records: list[Record]) -> str:
+    return _cost_table(records, "model or frozen values (kB)", "added (kB)", 1e-3)
+
+
+def _cost_table(records: list[Record], plain: str, other: str, scale: float) -> str:
+    lines = [
+        f"| model | what | {plain} | {other} | ratio | budget | |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for record in records:
+        if "error" in record:
+            lines.append(f"| {record['model']} | {record['error']} | | | | | fail |")
+        lines.extend(_cost_row(record["model"], row, scale) for row in record.get("rows", []))
+    return "\n".join(lines)
+
+
+def _cost_row(model: str, row: Record, scale: float) -> str:
+    budget, verdict = row["budget"], ""
+    if budget is not None:
+        verdict = "pass" if row["ratio"] <= budget else "fail"
+    numbers = f"{row['plain'] * scale:,.1f} | {row['converted'] * scale:,.1f}"
+    limit = "" if budget is None else budget
+    return f"| {model} | {row['what']} | {numbers} | {row['ratio']:.3f} | {limit} | {verdict} |"
+
+
 def _setting_line() -> str:
     return ", ".join(f"{key} {value}" for key, value in setting().items()) + ", one thread"
 
 
 def _number(value: float | None, digits: int = 3) -> str:
     return "" if value is None else f"{value:.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Section:
+    """What one section measures, on which models, and how it says so."""
+
+    measure: Callable[[str], Record]
+    models: tuple[str, ...]
+    report: Callable[[list[Record]], str]
+
+
+COSTS = {
+    "step": Section(step, tuple(BATCHES), cost_report),
+    "eval": Section(evaluate, tuple(BATCHES), cost_report),
+    "prune": Section(prune, ("resnet50",), cost_report),
+    "memory": Section(memory, tuple(BATCHES), bytes_report),
+}
+SECTIONS = {
+    "analyze": Section(compare, tuple(SMALLEST.values()), compare_report),
+    "giant": Section(giant, GIANTS, giant_report),
+    **COSTS,
+}
 
 
 if __name__ == "__main__":

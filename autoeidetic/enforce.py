@@ -1,0 +1,315 @@
+"""Enforce: from the blueprint and the owners to pins and guards.
+
+Everything here is derived: calling :func:`pins` and :func:`guards` again with the same owners gives
+the same result, after a move to another device, a copy or a load.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from .blueprint import Blueprint
+from .errors import EnforcementError, Place
+from .layers.guard import CallCounter, Guard, Runtime
+from .layers.levels import LevelTable
+from .layers.nested import Level, Masks, NestedModule
+from .layers.treatments import ActiveRows, ComputedWeight, LevelNorms, RunningStatistics
+from .owners import LATER, Owners
+from .pins import Pin, Slot, Where
+from .plan import Nested, NestedCall, Norm, ParameterPlan
+from .values import varies
+
+_PRODUCERS = ("aten.linear", "aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution")
+
+
+def slots(module: nn.Module, prefix: str = "") -> dict[str, Slot]:
+    """Where each parameter and buffer of a module is held, by name."""
+    found: dict[str, Slot] = {}
+    for path, part in module.named_modules(prefix=prefix, remove_duplicate=False):
+        for home in (part._parameters, part._buffers):
+            for name, tensor in home.items():
+                if tensor is not None:
+                    found[f"{path}.{name}" if path else name] = (home, name)
+    return found
+
+
+# -- pins --------------------------------------------------------------------------------------
+
+
+def backbone_pins(blueprint: Blueprint, owners: Owners, own_heads: Iterable[str]) -> list[Pin]:
+    """What is pinned in the backbone; ``own_heads``: its output layers that a task keeps."""
+    result = []
+    whole = set(own_heads)
+    for name, entry in blueprint.plan.parameters.items():
+        if name in whole:
+            result.append(Pin(name, Where(), None))
+            continue
+        if entry.head or not entry.used:
+            continue
+        frozen = Where.of(owners.owned(entry.owner))
+        zeros = owners.zeros(name)
+        hidden = None if zeros is None else Where.of(zeros & ~owners.owned(entry.owner))
+        if frozen is not None or hidden is not None:
+            result.append(Pin(name, frozen, hidden))
+    for name, classes in blueprint.plan.buffers.items():
+        frozen = Where.of(owners.owned(classes))
+        if frozen is not None:
+            result.append(Pin(name, frozen, None))
+    if (owners.task >= 0).any():
+        result += [Pin(name, Where(), None) for name in blueprint.constants]
+    return result
+
+
+def covered(blueprint: Blueprint) -> list[str]:
+    """Weights whose gradient never has a frozen part: their only use is in their own layer."""
+    return [name for name, entry in blueprint.plan.parameters.items() if _is_layer(name, entry)]
+
+
+def _is_layer(name: str, entry: ParameterPlan) -> bool:
+    if len(entry.reads) != 1:
+        return False
+    read = entry.reads[0]
+    return (
+        not read.transformed
+        and read.operator in _PRODUCERS
+        and read.module == name.rpartition(".")[0]
+        and varies(entry.owner) in ([0], [])
+        and varies(read.columns) in ([1], [])
+        and entry.owner.dim() >= 2
+    )
+
+
+# -- guards ------------------------------------------------------------------------------------
+
+
+def guards(
+    blueprint: Blueprint, owners: Owners, runtime: Runtime, device: Callable[[str], torch.device]
+) -> dict[str, Guard]:
+    """The guard of every module that needs one, by path. ``device`` of a module's tensors."""
+    found: dict[str, Guard] = {}
+
+    def at(path: str) -> Guard:
+        return found.setdefault(path, Guard(path))
+
+    for path, rows in _rows(blueprint, owners, runtime, device).items():
+        at(path).treatments.append(rows)
+    for path, statistics in _statistics(blueprint, owners, runtime, device).items():
+        at(path).treatments.append(statistics)
+    for path, weight in _computed(blueprint, owners, device).items():
+        at(path).treatments.append(weight)
+    for nested in blueprint.plan.nested:
+        if any(nested.module == head.holder for head in blueprint.heads):
+            continue  # heads look at nothing but what their task may see
+        place = device(nested.module)
+        counter = CallCounter(nested.module, len(nested.calls))
+        if nested.norms is not None:
+            tables = [[_table(norm, owners, place) for norm in call] for call in nested.norms]
+            if any(table is not None for call in tables for table in call):
+                at(nested.module).treatments.append(
+                    LevelNorms(runtime, nested.module, tables, counter)
+                )
+                at(nested.module).counter = counter
+        else:
+            levels = _levels(blueprint, nested, owners, place)
+            if levels:
+                at(nested.module).whole = NestedModule(runtime, nested.module, levels, counter)
+                at(nested.module).counter = counter
+    return found
+
+
+def _rows(
+    blueprint: Blueprint,
+    owners: Owners,
+    runtime: Runtime,
+    device: Callable[[str], torch.device],
+) -> dict[str, ActiveRows]:
+    result: dict[str, ActiveRows] = {}
+    if owners.open_task is None or not (owners.task >= 0).any():
+        return result
+    for name, entry in blueprint.plan.parameters.items():
+        if entry.head or not entry.used or not _is_layer(name, entry):
+            continue
+        path, _, leaf = name.rpartition(".")
+        rows = owners.level_of(entry.owner).reshape(-1) == owners.open_task
+        if len(rows) == 1:
+            rows = rows.expand(entry.owner.shape[0])
+        if bool(rows.all()):
+            continue
+        columns = owners.level_of(entry.reads[0].columns).reshape(-1) == owners.open_task
+        index = columns.nonzero().reshape(-1) if len(columns) > 1 else None
+        place = device(path)
+        result[path] = ActiveRows(
+            runtime,
+            leaf,
+            rows.nonzero().reshape(-1).to(place),
+            None if index is None else index.to(place),
+        )
+    return result
+
+
+def _statistics(
+    blueprint: Blueprint,
+    owners: Owners,
+    runtime: Runtime,
+    device: Callable[[str], torch.device],
+) -> dict[str, RunningStatistics]:
+    result = {}
+    for name, classes in blueprint.plan.buffers.items():
+        path = name.rpartition(".")[0]
+        if path in result:
+            continue
+        owned = owners.owned(classes).reshape(-1)
+        if bool(owned.any()):
+            if len(owned) == 1:
+                owned = owned.expand(classes.shape[0])
+            active = (~owned).nonzero().reshape(-1)
+            result[path] = RunningStatistics(runtime, active.to(device(path)))
+    return result
+
+
+def _computed(
+    blueprint: Blueprint, owners: Owners, device: Callable[[str], torch.device]
+) -> dict[str, ComputedWeight]:
+    found: dict[str, list[tuple[Tensor, Any]]] = defaultdict(list)
+    for entry in blueprint.plan.parameters.values():
+        for read in entry.reads:
+            if read.transformed and not entry.head:
+                hidden = owners.hidden(owners.level_of(read.rows), read.columns)
+                if bool(hidden.any()):
+                    found[read.module].append((~hidden, read))
+    return {
+        path: ComputedWeight(
+            path=path,
+            keep=[keep.to(device(path)) for keep, _ in masks],
+            operators=", ".join(dict.fromkeys(read.operator for _, read in masks)),
+            lines=", ".join(dict.fromkeys(read.line for _, read in masks)),
+            shapes=[tuple(read.columns.shape) for _, read in masks],
+        )
+        for path, masks in found.items()
+    }
+
+
+# -- level by level ----------------------------------------------------------------------------
+
+
+def _table(norm: Norm, owners: Owners, device: torch.device) -> LevelTable | None:
+    """One row for each finished task and the open one; None when there is nothing to divide."""
+    number = _count(owners)
+    if not number:
+        return None
+    made = _vector(owners.level_of(norm.outputs), norm.outputs)
+    include = torch.stack(
+        [_vector(~owners.hidden(level, norm.inputs), norm.inputs) for level in range(number)]
+    )
+    first = int(made[0])
+    if bool((made == first).all()) and 0 <= first < number and bool(include[first].all()):
+        return None
+    use = torch.where((made < 0) | (made >= number), number - 1, made)
+    return LevelTable(include.to(device), use.to(device), owners.open_task)
+
+
+def _count(owners: Owners) -> int:
+    """Finished tasks and the open one."""
+    last = int(owners.task.max())
+    return max(last, -1 if owners.open_task is None else owners.open_task) + 1
+
+
+def _vector(small: Tensor, like: Tensor) -> Tensor:
+    return small.reshape(-1).expand(like.shape[0]) if small.numel() == 1 else small.reshape(-1)
+
+
+def _levels(
+    blueprint: Blueprint, nested: Nested, owners: Owners, device: torch.device
+) -> list[Level]:
+    """The runs that a module needs; none when it may simply be called."""
+    made = {
+        int(level)
+        for call in nested.calls
+        for leaf in pytree.tree_leaves(call.outputs)
+        if leaf is not None
+        for level in owners.level_of(leaf).unique()
+    }
+    present = sorted(level for level in made if 0 <= level < LATER)
+    held = _held(blueprint, nested.module)
+    levels = [_level(level, nested.calls, held, owners, device) for level in present]
+    hides = any(
+        level.held or any(mask is not None for call in level.calls for mask in call.visible)
+        for level in levels
+    )
+    return levels if hides or len(levels) > 1 else []
+
+
+def _level(
+    level: int,
+    calls: tuple[NestedCall, ...],
+    held: list[tuple[str, str, Tensor]],
+    owners: Owners,
+    device: torch.device,
+) -> Level:
+    masks = [
+        Masks(
+            visible=[visible(leaf, level, owners, device) for leaf in _leaves(c.args, c.kwargs)],
+            own=[
+                None if leaf is None else (owners.level_of(leaf) == level).to(device)
+                for leaf in pytree.tree_leaves(c.outputs)
+            ],
+        )
+        for c in calls
+    ]
+    restricted = [
+        (path, name, mask)
+        for path, name, classes in held
+        if (mask := visible(classes, level, owners, device)) is not None
+    ]
+    return Level(masks, restricted, learns=level == owners.open_task)
+
+
+def _leaves(args: Any, kwargs: Any) -> list[Tensor | None]:
+    return pytree.tree_leaves((args, kwargs))
+
+
+def visible(
+    classes: Tensor | None, level: int, owners: Owners, device: torch.device
+) -> Tensor | None:
+    """Which elements a level may read; None when all of them."""
+    if classes is None:
+        return None
+    hidden = owners.hidden(level, classes)
+    return (~hidden).to(device) if bool(hidden.any()) else None
+
+
+def _held(blueprint: Blueprint, path: str) -> list[tuple[str, str, Tensor]]:
+    """(holder inside the module, name, classes) of its parameters and running statistics."""
+    plan = blueprint.plan
+    classes = {name: entry.owner for name, entry in plan.parameters.items()} | plan.buffers
+    classes |= {
+        other: classes[first] for other, first in blueprint.aliases.items() if first in classes
+    }
+    result = []
+    for name, owner in classes.items():
+        if name.startswith(f"{path}."):
+            holder, _, leaf = name.removeprefix(f"{path}.").rpartition(".")
+            result.append((holder, leaf, owner))
+    return result
+
+
+def check_runs(guards: dict[str, Guard]) -> None:
+    """Has every module that is evaluated level by level been called?
+
+    Raises:
+        EnforcementError: one was passed by, so its channels were mixed.
+    """
+    for path, guard in guards.items():
+        if guard.counter is not None and guard.runs < guard.counter.calls:
+            raise EnforcementError(
+                f"ran {guard.runs} times where the analysis saw {guard.counter.calls}: the model "
+                "took another path, or a fused kernel passed it by",
+                place=Place(module=path),
+                remedy="convert the model with example inputs of the kind it is used with",
+            )

@@ -1,0 +1,167 @@
+"""Heads: the layer that makes the output, once per task, any number of classes each."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .blueprint import ATTACHED, HeadPlan
+from .errors import HeadError, Place
+from .initialise import reset
+from .layers.guard import Forward, Runtime
+
+_SIZES = ("out_features", "out_channels", "num_classes")
+
+
+class ParameterHead(nn.Module):
+    """A head that is a single parameter, used by the model's own code."""
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.value = nn.Parameter(value)
+
+
+class AttachedHead(nn.Module):
+    """A linear layer on features; whatever is not batch or channel is averaged first."""
+
+    def __init__(self, features: int, classes: int, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.linear = nn.Linear(features, classes)
+
+    def forward(self, features: Tensor) -> Tensor:
+        others = [d for d in range(1, features.dim()) if d != self.dim]
+        return self.linear(features.mean(others) if others else features)
+
+
+def key(layer: str) -> str:
+    """A module's path as a name in a ModuleDict."""
+    return layer.replace(".", "/")
+
+
+def sizes(heads: tuple[HeadPlan, ...], num_classes: Any) -> dict[str, int]:
+    """The number of classes of every head.
+
+    Args:
+        num_classes: one number for all of them, a mapping from layer to number, or None to
+            keep the model's own.
+
+    Raises:
+        HeadError: a number is missing or impossible.
+    """
+    result = {}
+    for head in heads:
+        if isinstance(num_classes, Mapping):
+            number = num_classes.get(head.layer)
+        elif num_classes is not None and len({h.size for h in heads}) > 1:
+            raise HeadError(
+                f"num_classes={num_classes} for output layers of different sizes",
+                remedy="pass a mapping: "
+                + repr({h.layer: h.size for h in heads}).replace("'", '"'),
+            )
+        else:
+            number = num_classes
+        if number is None:
+            number = head.size
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise HeadError(
+                f"num_classes={number!r} for the output layer",
+                place=Place(module=head.layer),
+                remedy="pass a positive whole number",
+            )
+        result[head.layer] = number
+    return result
+
+
+def templates(model: nn.Module, heads: tuple[HeadPlan, ...]) -> dict[str, nn.Module]:
+    """The model's own output layers without data, to make new ones from."""
+    return {
+        head.layer: copy.deepcopy(model.get_submodule(head.holder)).to("meta")
+        for head in heads
+        if head.leaf is None and head.layer != ATTACHED
+    }
+
+
+def build(
+    head: HeadPlan, template: nn.Module | None, size: int, like: Tensor, spread: float
+) -> nn.Module:
+    """A fresh head with its own initialisation, on the device and of the type of ``like``."""
+    if head.layer == ATTACHED:
+        channels = head.inputs.shape[head.dim]
+        return AttachedHead(channels, size, head.dim).to(like)
+    if head.leaf is not None:
+        shape = list(head.inputs.shape if head.inputs.dim() else like.shape)
+        if head.dim >= 0:
+            shape[head.dim] = size
+        elif size != head.size:
+            raise _not_resizable(head)
+        value = torch.empty(shape, dtype=like.dtype, device=like.device)
+        return ParameterHead(value.normal_(std=spread or 0.02))
+    assert template is not None
+    module = copy.deepcopy(template)
+    if size != head.size:
+        _resize(module, head, size)
+    module = module.to_empty(device=like.device).to(like.dtype)
+    reset(module, spread)
+    return module.requires_grad_(True).train()
+
+
+def _resize(module: nn.Module, head: HeadPlan, size: int) -> None:
+    """Give every parameter that has one row per class another number of rows."""
+    for name in head.parameters:
+        path, _, leaf = name.removeprefix(f"{head.holder}.").rpartition(".")
+        holder = module.get_submodule(path)
+        old = holder._parameters[leaf]
+        if old is None or not old.dim() or old.shape[0] != head.size:
+            raise _not_resizable(head)
+        holder._parameters[leaf] = nn.Parameter(old.new_empty(size, *old.shape[1:]))
+    if getattr(module, "groups", 1) != 1:
+        raise _not_resizable(head)
+    for name in _SIZES:
+        if getattr(module, name, None) == head.size:
+            setattr(module, name, size)
+
+
+def _not_resizable(head: HeadPlan) -> HeadError:
+    return HeadError(
+        "this output layer cannot be given another number of classes",
+        place=Place(module=head.layer),
+        remedy=f"pass num_classes={head.size}, or end the model in a linear layer or a convolution",
+    )
+
+
+@dataclass
+class HeadSlot:
+    """Stands where the output layer was, and calls the head of the task that is asked for.
+
+    ``heads`` has None for a task that uses the layer itself; ``visible`` masks, for each task,
+    the features it may read (None: all of them).
+    """
+
+    runtime: Runtime
+    layer: str
+    dim: int
+    heads: dict[int, nn.Module | None] = field(default_factory=dict)
+    visible: dict[int, Tensor | None] = field(default_factory=dict)
+
+    def run(self, module: nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
+        features, *rest = args
+        if self.runtime.features is not None:
+            self.runtime.features[self.layer] = features
+        results = [
+            (self.heads[task] or forward)(mask(features, self.visible[task]), *rest, **kwargs)
+            for task in self.runtime.tasks
+        ]
+        return results[0] if len(results) == 1 else torch.cat(results, self.dim)
+
+
+def mask(value: Tensor, visible: Tensor | None) -> Tensor:
+    """The value with zeros where a task may not look."""
+    if visible is None:
+        return value
+    return torch.where(visible, value, torch.zeros_like(value))

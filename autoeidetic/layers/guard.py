@@ -1,0 +1,176 @@
+"""Guards: what a module must respect while it runs, without being another module.
+
+A guarded module keeps its parameters, its name and its place; its class becomes a subclass of its
+own class whose ``forward`` goes through a :class:`Guard`. Everything in a guard is derived from the
+plan and the owners, and made anew at every step in the life of a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from ..errors import EnforcementError, Place
+
+Forward = Callable[..., Any]
+
+
+@dataclass
+class Runtime:
+    """What one forward pass of the network is for; shared by all its guards.
+
+    ``tasks``: the heads that answer. ``restrict``: frozen units need no gradient. ``settled``:
+    levels below the newest are being computed, where nothing trains.
+    """
+
+    tasks: tuple[int, ...] = ()
+    restrict: bool = True
+    settled: bool = False
+    features: dict[str, torch.Tensor] | None = None
+
+
+@dataclass
+class CallCounter:
+    """Which of its calls a module is in, when it is called several times on different channels."""
+
+    path: str
+    calls: int
+    done: int = 0
+    current: int = 0
+
+    def next(self) -> int:
+        if self.calls == 1:
+            return 0
+        if torch._C._current_graph_task_id() != -1:
+            raise EnforcementError(
+                "a module that is called several times is run again during the backward pass",
+                place=Place(module=self.path),
+                remedy="leave it out of activation checkpointing",
+            )
+        self.current = self.done % self.calls
+        self.done += 1
+        return self.current
+
+
+class Treatment(Protocol):
+    """What is done differently when a guarded module calls certain functions."""
+
+    functions: ClassVar[frozenset[Any]]
+
+    def wanted(self, module: nn.Module) -> bool:
+        """Is there something to do in this mode?"""
+
+    def call(self, module: nn.Module, number: int, func: Any, args: Any, kwargs: Any) -> Any:
+        """Do it: ``number`` counts the calls of these functions in this run of the module."""
+
+    def finish(self, module: nn.Module, calls: int) -> None:
+        """Called after the run with the number of calls; raises if something passed by."""
+
+
+class Whole(Protocol):
+    """Something that takes over the whole call of a module."""
+
+    def run(self, module: nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any: ...
+
+
+@dataclass
+class Guard:
+    """The treatments of one module; ``whole`` goes around all of them.
+
+    With a ``counter`` the module must not be passed by: ``runs`` is compared with its calls.
+    """
+
+    path: str
+    treatments: list[Treatment] = field(default_factory=list)
+    whole: Whole | None = None
+    counter: CallCounter | None = None
+    runs: int = 0
+
+    def run(self, module: nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            self.runs += 1
+
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            return self._intercepted(module, forward, args, kwargs)
+
+        if self.whole is not None:
+            return self.whole.run(module, inner, args, kwargs)
+        return inner(*args, **kwargs)
+
+    def _intercepted(self, module: nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
+        wanted = [t for t in self.treatments if t.wanted(module)]
+        if not wanted:
+            return forward(*args, **kwargs)
+        interception = Interception(module, wanted)
+        with interception:
+            result = forward(*args, **kwargs)
+        for treatment, calls in zip(wanted, interception.calls, strict=True):
+            treatment.finish(module, calls)
+        return result
+
+
+class Interception(TorchFunctionMode):
+    """Sends the calls of certain functions to treatments."""
+
+    def __init__(self, module: nn.Module, treatments: list[Treatment]) -> None:
+        super().__init__()
+        self.module = module
+        self.treatments = treatments
+        self.calls = [0] * len(treatments)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        for position, treatment in enumerate(self.treatments):
+            if func in treatment.functions:
+                number = self.calls[position]
+                self.calls[position] = number + 1
+                return treatment.call(self.module, number, func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+class Guarded:
+    """Mixed into the class of a guarded module."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        guard: Guard = self.__dict__["_guard"]
+        return guard.run(self, super().forward, args, kwargs)  # type: ignore[misc, arg-type]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _rebuild, (original_class(self),), self.__dict__.copy()  # type: ignore[arg-type]
+
+
+@cache
+def _guarded_class(base: type) -> type:
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
+    return type(base.__name__, (Guarded, base), names)
+
+
+def _rebuild(base: type) -> nn.Module:
+    module = base.__new__(base)
+    module.__class__ = _guarded_class(base)
+    return module
+
+
+def original_class(module: nn.Module) -> type:
+    """The class a module has without its guard."""
+    kind = type(module)
+    return kind.__mro__[2] if issubclass(kind, Guarded) else kind
+
+
+def guard(module: nn.Module, guard: Guard | None) -> None:
+    """Put a guard on a module, or take it away."""
+    base = original_class(module)
+    if guard is None:
+        if isinstance(module, Guarded):
+            module.__class__ = base
+            del module.__dict__["_guard"]
+        return
+    module.__dict__["_guard"] = guard
+    module.__class__ = _guarded_class(base)

@@ -1,0 +1,113 @@
+"""Nested evaluation: a module that mixes channels is run once per level.
+
+The outputs of a level are computed from inputs, parameters and running statistics of that level
+and earlier ones only, so what is learned later never enters them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..errors import EnforcementError, Place
+from .guard import CallCounter, Forward, Runtime
+
+
+@dataclass
+class Masks:
+    """For one call: which elements of each input a level may read, which outputs it makes.
+
+    Lists in the order of ``pytree`` leaves; None where nothing is hidden. Masks have size 1
+    along dimensions in which they do not vary.
+    """
+
+    visible: list[Tensor | None]
+    own: list[Tensor | None]
+
+
+@dataclass
+class Level:
+    """One run: masks for every call of the module, and for its parameters and buffers.
+
+    ``held`` lists (path of the holder inside the module, name, visible elements).
+    """
+
+    calls: list[Masks]
+    held: list[tuple[str, str, Tensor]]
+    learns: bool
+
+
+@dataclass
+class NestedModule:
+    """Evaluates a module level by level; ``levels`` in ascending order."""
+
+    runtime: Runtime
+    path: str
+    levels: list[Level]
+    counter: CallCounter
+
+    def run(self, module: nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
+        number = self.counter.next()
+        results = [
+            self._run_level(level, number, module, forward, args, kwargs) for level in self.levels
+        ]
+        leaves, structure = pytree.tree_flatten(results[-1])
+        for level, result in zip(self.levels[:-1], results[:-1], strict=True):
+            earlier = pytree.tree_leaves(result)
+            own = level.calls[number].own
+            leaves = [
+                late if mask is None else torch.where(mask, early, late)
+                for mask, early, late in zip(own, earlier, leaves, strict=True)
+            ]
+        return pytree.tree_unflatten(leaves, structure)
+
+    def _run_level(
+        self, level: Level, number: int, module: nn.Module, forward: Forward, args: Any, kwargs: Any
+    ) -> Any:
+        frozen = self.runtime.restrict and not level.learns
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        masks = level.calls[number].visible
+        if len(leaves) != len(masks):
+            raise EnforcementError(
+                f"called with {len(leaves)} values where the analysis saw {len(masks)}",
+                place=Place(module=self.path),
+                remedy="convert the model with example inputs of the kind it is used with",
+            )
+        seen = [
+            value if mask is None else torch.where(mask, value, torch.zeros_like(value))
+            for value, mask in zip(leaves, masks, strict=True)
+        ]
+        args, kwargs = pytree.tree_unflatten(seen, structure)
+        settled, self.runtime.settled = self.runtime.settled, not level.learns
+        try:
+            with torch.no_grad() if frozen else nullcontext(), _restricted(module, level):
+                return forward(*args, **kwargs)
+        finally:
+            self.runtime.settled = settled
+
+
+@contextmanager
+def _restricted(module: nn.Module, level: Level) -> Iterator[None]:
+    """The module with zeros in everything that the level may not read."""
+    before: list[Any] = []
+    try:
+        for path, name, visible in level.held:
+            holder = module.get_submodule(path)
+            home: dict[str, Any] = holder._parameters
+            if name not in home:
+                home = holder._buffers
+            value: Any = home[name]
+            before.append((holder, home, name, value, visible))
+            home[name] = torch.where(visible, value, torch.zeros_like(value))
+        yield
+    finally:
+        for holder, home, name, value, visible in before:
+            if level.learns and home is holder._buffers:  # statistics that the run has updated
+                value.copy_(torch.where(visible, home[name], value))
+            home[name] = value

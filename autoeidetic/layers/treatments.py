@@ -1,0 +1,258 @@
+"""Treatments: what guarded modules do differently, one class per hazard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import EnforcementError, Place
+from . import levels, rows, statistics
+from .guard import CallCounter, Runtime
+
+_CONVOLUTIONS = frozenset({F.conv1d, F.conv2d, F.conv3d})
+
+
+class _Treatment:
+    functions: ClassVar[frozenset[Any]] = frozenset()
+
+    def wanted(self, module: nn.Module) -> bool:
+        return True
+
+    def finish(self, module: nn.Module, calls: int) -> None:
+        pass
+
+
+@dataclass
+class ActiveRows(_Treatment):
+    """Backward through a layer's free rows and free inputs only."""
+
+    runtime: Runtime
+    weight: str
+    active: Tensor
+    columns: Tensor | None
+    functions: ClassVar[frozenset[Any]] = frozenset({F.linear}) | _CONVOLUTIONS
+
+    def wanted(self, module: nn.Module) -> bool:
+        return torch.is_grad_enabled()
+
+    def call(self, module: nn.Module, number: int, func: Any, args: Any, kwargs: Any) -> Any:
+        x, weight, bias, *rest = _bind(args, kwargs, ("input", "weight", "bias"))
+        if weight is None or weight is not module._parameters[self.weight]:
+            return func(*args, **kwargs)
+        if not self.runtime.restrict:  # the input wants its gradient, through frozen rows as well
+            learning = [None if p is None else self._learning(p) for p in (weight, bias)]
+            return func(x, *learning, *rest, **_without(kwargs))
+        if func is F.linear:
+            return rows.linear(x, weight, bias, self.active, self.columns)
+        stride, padding, dilation, groups = _window(*rest, **_without(kwargs))
+        return rows.conv(
+            func, x, weight, bias, stride, padding, dilation, groups, self.active, self.columns
+        )
+
+    def _learning(self, parameter: Tensor) -> Tensor:
+        """The same values, of which only active rows have a gradient."""
+        active = parameter.index_select(0, self.active)
+        return parameter.detach().index_copy(0, self.active, active)
+
+
+def _bind(args: Any, kwargs: dict[str, Any], names: Sequence[str]) -> list[Any]:
+    named = [kwargs.get(name) for name in names[len(args) :]]
+    return [*args[: len(names)], *named, *args[len(names) :]]
+
+
+def _without(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in kwargs.items() if k not in ("input", "weight", "bias")}
+
+
+def _window(stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Any:
+    return stride, padding, dilation, groups
+
+
+@dataclass
+class ComputedWeight(_Treatment):
+    """Zeros on a weight that is computed from a parameter (weight standardisation).
+
+    ``keep`` are the elements that may be non-zero, one mask for each use of a computed weight
+    in this module.
+    """
+
+    path: str
+    keep: list[Tensor]
+    operators: str
+    lines: str
+    shapes: list[tuple[int, ...]]
+    matched: int = 0
+    functions: ClassVar[frozenset[Any]] = (
+        _CONVOLUTIONS
+        | {F.linear, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d, F.embedding}
+        | {F.bilinear, torch.matmul, torch.mm, torch.bmm, torch.einsum, torch.addmm, torch.baddbmm}
+        | {Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, Tensor.mm, Tensor.bmm}
+    )
+
+    def call(self, module: nn.Module, number: int, func: Any, args: Any, kwargs: Any) -> Any:
+        operands = {**dict(enumerate(args[:3])), **kwargs}
+        fitting = {key: self._matching(value) for key, value in operands.items()}
+        found = {key: keep for key, keep in fitting.items() if keep is not None}
+        if not found:
+            return func(*args, **kwargs)
+        if len(found) > 1:
+            self._refuse("two operands of a product have the shape of a computed weight")
+        (key, keep) = next(iter(found.items()))
+        self.matched += 1
+        masked = torch.where(keep, operands[key], torch.zeros_like(operands[key]))
+        if isinstance(key, int):
+            return func(*args[:key], masked, *args[key + 1 :], **kwargs)
+        return func(*args, **{**kwargs, key: masked})
+
+    def _matching(self, weight: Any) -> Tensor | None:
+        if not isinstance(weight, Tensor) or isinstance(weight, nn.Parameter):
+            return None
+        for keep, shape in zip(self.keep, self.shapes, strict=True):
+            if weight.shape == shape:
+                return keep
+            if len(shape) == 2 and weight.shape == shape[::-1]:
+                return keep.mT
+        return None
+
+    def finish(self, module: nn.Module, calls: int) -> None:
+        matched, self.matched = self.matched, 0
+        if matched < len(self.keep):
+            self._refuse("a computed weight was not used by a function that can be given zeros")
+
+    def _refuse(self, fact: str) -> None:
+        raise EnforcementError(
+            fact,
+            place=Place(self.path, self.operators, self.lines),
+            remedy="use it in F.linear, F.conv or a matrix product inside this module",
+        )
+
+
+@dataclass
+class RunningStatistics(_Treatment):
+    """Channels of finished tasks keep their running statistics in training, too."""
+
+    runtime: Runtime
+    active: Tensor
+    functions: ClassVar[frozenset[Any]] = frozenset(
+        {F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm}
+    )
+
+    def wanted(self, module: nn.Module) -> bool:
+        return module.training
+
+    def call(self, module: nn.Module, number: int, func: Any, args: Any, kwargs: Any) -> Any:
+        given = _norm_arguments(func, *args, **kwargs)
+        x, mean, var, weight, bias, training, momentum, eps = given
+        if mean is None or not training:
+            return func(*args, **kwargs)
+        kernel = (
+            statistics.batch_norm
+            if func in (F.batch_norm, torch.batch_norm)
+            else statistics.instance_norm
+        )
+        active = self.active[:0] if self.runtime.settled else self.active
+        return kernel(
+            x, mean, var, weight, bias, momentum, eps, active, restrict=self.runtime.restrict
+        )
+
+
+def _norm_arguments(func: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """(x, mean, var, weight, bias, training, momentum, eps) whatever the spelling."""
+    if func in (torch.batch_norm, torch.instance_norm):  # weight and bias come first
+        x, weight, bias, mean, var, training, momentum, eps, *_ = args
+        return x, mean, var, weight, bias, training, momentum, eps
+    names = ("input", "running_mean", "running_var", "weight", "bias")
+    flag = "training" if func is F.batch_norm else "use_input_stats"
+    default: dict[str, Any] = {flag: func is not F.batch_norm, "momentum": 0.1, "eps": 1e-5}
+    order = (*names, flag, "momentum", "eps")
+    given = {**dict.fromkeys(names), **default, **dict(zip(order, args, strict=False)), **kwargs}
+    return tuple(given[name] for name in order)
+
+
+@dataclass
+class LevelNorms(_Treatment):
+    """Layer, RMS and group norms with one set of statistics per level.
+
+    ``tables`` has, for each call of the module, one entry for each norm in it, in order; None:
+    the stock kernel.
+    """
+
+    runtime: Runtime
+    path: str
+    tables: list[list[levels.LevelTable | None]]
+    counter: CallCounter
+    functions: ClassVar[frozenset[Any]] = frozenset(
+        {
+            F.layer_norm,
+            torch.layer_norm,
+            F.rms_norm,
+            torch.rms_norm,
+            F.group_norm,
+            torch.group_norm,
+        }
+    )
+
+    def call(self, module: nn.Module, number: int, func: Any, args: Any, kwargs: Any) -> Any:
+        tables = self.tables[self.counter.next() if number == 0 else self.counter.current]
+        if number >= len(tables):
+            self.finish(module, number + 1)
+        table = tables[number]
+        if table is None:
+            return func(*args, **kwargs)
+        restrict = self.runtime.restrict
+        if func in (F.rms_norm, torch.rms_norm):
+            return _rms_norm(table, restrict, *args, **kwargs)
+        if func in (F.group_norm, torch.group_norm):
+            return _group_norm(table, restrict, *args, **kwargs)
+        return _layer_norm(table, restrict, *args, **kwargs)
+
+    def finish(self, module: nn.Module, calls: int) -> None:
+        expected = len(self.tables[self.counter.current])
+        if calls != expected:
+            raise EnforcementError(
+                f"{calls} norms ran where the analysis saw {expected}",
+                place=Place(module=self.path),
+                remedy="convert the model with example inputs of the kind it is used with",
+            )
+
+
+def _layer_norm(
+    table: levels.LevelTable,
+    restrict: bool,
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    return levels.layer_norm(input, table, weight, bias, eps, restrict=restrict)
+
+
+def _rms_norm(
+    table: levels.LevelTable,
+    restrict: bool,
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    return levels.rms_norm(input, table, weight, eps, restrict=restrict)
+
+
+def _group_norm(
+    table: levels.LevelTable,
+    restrict: bool,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    return levels.group_norm(input, num_groups, table, weight, bias, eps, restrict=restrict)

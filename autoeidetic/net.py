@@ -1,0 +1,644 @@
+"""EideticNet: the user's model, divided between tasks that cannot disturb each other."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from . import enforce, heads, initialise
+from .blueprint import ATTACHED, Blueprint, HeadPlan
+from .capacity import Capacity, capacity
+from .errors import CapacityError, DivergenceWarning, InputError, NonFiniteError, Place, TaskError
+from .inputs import CallInputs
+from .layers.guard import Guard, Runtime, guard
+from .owners import FREE, Owners
+from .pins import Pin, Pins, Where, watch
+from .prune import choose
+from .score import class_scores
+from .snapshot import Snapshot
+from .verify import Verification, verify
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task: its name, the classes of each of its heads, and whether it is finished."""
+
+    index: int
+    name: str
+    classes: dict[str, int]
+    finished: bool
+    seed: int
+
+
+class EideticNet(nn.Module):
+    """A network that learns tasks one after another and cannot forget.
+
+    Made by :func:`autoeidetic.convert`. ``backbone`` is the user's model, ``heads`` its output
+    layers, one set per task.
+
+    Example:
+        >>> import torch, autoeidetic
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> net = autoeidetic.convert(model, torch.randn(2, 4))
+        >>> net.prepare_for_task(0, num_classes=2)
+        >>> net(torch.randn(5, 4)).shape
+        torch.Size([5, 2])
+        >>> net.prune(0.5)
+        >>> net.finish_task()
+        >>> net.capacity().free
+        0.5
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        blueprint: Blueprint,
+        inputs: CallInputs,
+        *,
+        forward_transfer: bool,
+        keep_head: bool,
+        recycle: str,
+    ) -> None:
+        super().__init__()
+        self.backbone = model
+        self.heads = nn.ModuleDict()
+        self.pins = Pins()
+        self.blueprint = blueprint
+        self.example = inputs
+        self.keep_head = keep_head
+        self.recycle = recycle
+        self.owners = Owners.none(
+            blueprint.plan, blueprint.outside, blueprint.locked, forward_transfer
+        )
+        self._tasks: list[Task] = []
+        self._runtime = Runtime()
+        self._spreads = initialise.spreads(model)
+        self._templates = heads.templates(model, blueprint.heads)
+        self._snapshot: Snapshot | None = None
+        self._finite: Any = None
+        self._guards: dict[str, Guard] = {}
+        self._settle(freeze=True)
+
+    # -- the life of a task --------------------------------------------------------------------
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """All tasks so far."""
+        return tuple(self._tasks)
+
+    @property
+    def open_task(self) -> int | None:
+        """The task in training."""
+        return self.owners.open_task
+
+    def prepare_for_task(
+        self,
+        task: int,
+        num_classes: int | Mapping[str, int] | None = None,
+        name: str | None = None,
+        *,
+        on_full: str = "raise",
+    ) -> None:
+        """Open a task: finish the one before if it is open, give free units fresh values.
+
+        Args:
+            task: 0 for the first task, then one more each time.
+            num_classes: the size of the task's head; a mapping from layer to size for a model
+                with output layers of different sizes; None keeps the model's own.
+            name: how the task is called in reports.
+            on_full: a group without any free unit raises an error ("raise"), or the task makes
+                do with what earlier ones learned there ("reuse").
+
+        Raises:
+            TaskError: not the next task.
+            CapacityError: a group is full.
+            HeadError: no such head can be made.
+        """
+        if on_full not in ("raise", "reuse"):
+            raise InputError(f"on_full={on_full!r} is unknown", remedy='use "raise" or "reuse"')
+        if task != len(self._tasks):
+            raise TaskError(
+                f"prepare_for_task({task!r}) after {len(self._tasks)} tasks",
+                remedy=f"the next task is {len(self._tasks)}",
+            )
+        kept = self.keep_head and task == 0
+        if kept and num_classes is None or not kept:
+            sizes = heads.sizes(self.blueprint.heads, num_classes)
+        else:
+            sizes = self._kept_sizes(num_classes)
+        after = self.owners if self.open_task is None else self.owners.finished()
+        if on_full == "raise":
+            self._check_room(after)
+        if self.open_task is not None:
+            self.finish_task()
+        seed = int(torch.randint(2**62, ()))
+        self._tasks.append(Task(task, name or f"task {task}", sizes, finished=False, seed=seed))
+        self.owners = self.owners.opened(task)
+        if task == 0 or self.recycle == "keep":
+            self._snapshot = Snapshot(self._free_state())
+        self._start()
+
+    def _kept_sizes(self, num_classes: Any) -> dict[str, int]:
+        own = {head.layer: head.size for head in self.blueprint.heads}
+        if heads.sizes(self.blueprint.heads, num_classes) != own:
+            raise InputError(
+                f"num_classes={num_classes!r} for the model's own head, which keep_head=True keeps",
+                remedy="leave num_classes out for task 0",
+            )
+        return own
+
+    def _check_room(self, owners: Owners) -> None:
+        for group in self.blueprint.groups:
+            classes = list(group.classes)
+            if owners.locked[classes].all() or (owners.task[classes] == FREE).any():
+                continue
+            raise CapacityError(
+                f"group '{group.name}' is full: its {group.size} units belong to finished tasks",
+                place=Place(module=group.name),
+                remedy="prune more before finishing a task (net.prune, or a higher tolerance), "
+                'start from a wider model, or pass on_full="reuse" to build on what is there',
+            )
+
+    def _start(self) -> None:
+        """Free values as they are at the start of the open task."""
+        task = self._tasks[-1]
+        with torch.random.fork_rng():
+            torch.manual_seed(task.seed)
+            if self._snapshot is not None:
+                self._restore(self._snapshot.load())
+            else:
+                self._recycle()
+            made = self._new_heads(task)
+        self.heads[str(task.index)] = nn.ModuleDict(made)
+        self._settle(freeze=False)
+
+    def _new_heads(self, task: Task) -> dict[str, nn.Module]:
+        if self.keep_head and task.index == 0:
+            return {}
+        made = {}
+        for head in self.blueprint.heads:
+            spread = self._spreads[head.parameters[0]][1] if head.parameters else 0.0
+            made[heads.key(head.layer)] = heads.build(
+                head,
+                self._templates.get(head.layer),
+                task.classes[head.layer],
+                self._like(head),
+                spread,
+            )
+        return made
+
+    def _like(self, head: HeadPlan) -> Tensor:
+        if head.parameters:
+            return self.backbone.get_parameter(head.parameters[0]).detach()
+        return next(p for p in self.backbone.parameters() if p.is_floating_point()).detach()
+
+    @torch.no_grad()
+    def _recycle(self) -> None:
+        """Fresh values for free elements of parameters and running statistics."""
+        plan = self.blueprint.plan
+        for path, module in self.backbone.named_modules():
+            prefix = f"{path}." if path else ""
+            names = [*module._parameters, *module._buffers]
+            known = [n for n in names if prefix + n in plan.parameters or prefix + n in plan.buffers]
+            if not known:
+                continue
+            fresh = initialise.fresh_values(
+                module, lambda name: self._spreads.get(prefix + name, (0.0, 0.02))  # noqa: B023
+            )
+            for name, values in fresh.items():
+                self._write_free(prefix + name, values)
+
+    def _write_free(self, name: str, values: Tensor) -> None:
+        """Replace the free elements of a tensor of the backbone."""
+        home, leaf = self._slots[f"backbone.{name}"]
+        free = self._free_elements(name)
+        if free is not None:
+            home[leaf].copy_(torch.where(free.to(home[leaf].device), values, home[leaf]))
+
+    def _free_elements(self, name: str) -> Tensor | None:
+        """Which elements of a parameter or buffer belong to no finished task; None: not known."""
+        plan = self.blueprint.plan
+        if name in plan.parameters:
+            entry = plan.parameters[name]
+            return None if entry.head or not entry.used else ~self.owners.owned(entry.owner)
+        if name in plan.buffers:
+            return ~self.owners.owned(plan.buffers[name])
+        if name.endswith("num_batches_tracked"):
+            return torch.ones((), dtype=torch.bool)
+        return None
+
+    def _free_state(self) -> dict[str, Tensor]:
+        """Tensors of the backbone that have free elements."""
+        names = [n for n in self._slots if n.startswith("backbone.")]
+        names = [n.removeprefix("backbone.") for n in names]
+        result = {}
+        for name in names:
+            free = self._free_elements(name)
+            if free is not None and bool(free.any()):
+                home, leaf = self._slots[f"backbone.{name}"]
+                result[name] = home[leaf]
+        return result
+
+    @torch.no_grad()
+    def _restore(self, state: dict[str, Tensor]) -> None:
+        for name, values in state.items():
+            home, leaf = self._slots[f"backbone.{name}"]
+            self._write_free(name, values.to(home[leaf]))
+
+    def rollback(self) -> None:
+        """Take the network back to the start of the open task: all its training is gone.
+
+        The way out when training has diverged.
+
+        Raises:
+            TaskError: no task is open, or the network was loaded in the middle of a task whose
+                start can not be made again.
+        """
+        self._need_open("rollback()")
+        if self._snapshot is None and (self.open_task == 0 or self.recycle == "keep"):
+            raise TaskError(
+                "the values at the start of this task are not known any more",
+                remedy="load a network that was saved before the task",
+            )
+        self.owners = self.owners.opened(int(self.open_task or 0))
+        self.pins.impose()
+        self._start()
+
+    def prune(
+        self, fraction: float, by: str = "l2", loader: Iterable[Any] | None = None
+    ) -> None:
+        """Give up the least important units of the open task.
+
+        Args:
+            fraction: the part of each group's units in training to give up, 0 to 1.
+            by: "l1", "l2", "random", "taylor", or a score of your own.
+            loader: (inputs, labels) for scores that need data.
+
+        Raises:
+            TaskError: no task is open.
+        """
+        self._need_open("prune()")
+        if not 0 <= fraction <= 1:
+            raise InputError(f"fraction={fraction} is not between 0 and 1", remedy="pass 0.5, say")
+        scores = class_scores(self, by, loader)
+        chosen = choose(self.blueprint, self.owners, scores, fraction)
+        self.owners = self.owners.pruning(chosen)
+        self._level_computed_weights()
+        self._settle(freeze=False)
+
+    @torch.no_grad()
+    def _level_computed_weights(self) -> None:
+        """Where a weight is standardised, hidden elements get the mean of the visible ones.
+
+        So a row's mean is that of what it reads; the zeros are put on the computed weight.
+        """
+        for name, entry in self.blueprint.plan.parameters.items():
+            for read in entry.reads:
+                if not read.transformed or read.columns.shape != entry.owner.shape or entry.head:
+                    continue
+                weight = self.backbone.get_parameter(name)
+                rows = self.owners.level_of(read.rows)
+                hidden = self.owners.hidden(rows, read.columns)
+                hidden = (hidden & (rows == self.open_task)).expand(weight.shape).to(weight.device)
+                if not bool(hidden.any()):
+                    continue
+                visible = (~hidden).flatten(1)
+                mean = (weight.flatten(1) * visible).sum(1) / visible.sum(1).clamp(min=1)
+                shape = [-1] + [1] * (weight.dim() - 1)
+                weight.copy_(torch.where(hidden, mean.view(shape), weight))
+
+    def finish_task(self) -> None:
+        """Freeze what the open task has kept. Its outputs never change again.
+
+        Raises:
+            TaskError: no task is open.
+            NonFiniteError: a value is infinite or not a number; nothing is changed.
+        """
+        self._need_open("finish_task()")
+        self.pins.impose()
+        self._check_finite()
+        self._tasks[-1] = replace(self._tasks[-1], finished=True)
+        self.owners = self.owners.finished()
+        self._snapshot = None
+        self._settle(freeze=True)
+
+    def _check_finite(self) -> None:
+        tensors = [*self.named_parameters(), *self.named_buffers()]
+        bad = [name for name, t in tensors if t.is_floating_point() and not t.isfinite().all()]
+        if bad:
+            raise NonFiniteError(
+                f"task {self.open_task} cannot be finished: {len(bad)} tensors hold infinite "
+                f"values or NaN, the first is {bad[0]}",
+                place=Place(module=bad[0].removeprefix("backbone.").rpartition(".")[0]),
+                remedy="net.rollback() takes the network back to the start of the task; train "
+                "again with a lower learning rate",
+            )
+
+    def _need_open(self, call: str) -> None:
+        if self.open_task is None:
+            raise TaskError(
+                f"{call} without an open task",
+                remedy=f"call prepare_for_task({len(self._tasks)}) first",
+            )
+
+    # -- running -------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, task: int | str | None = None, **kwargs: Any) -> Any:
+        """The outputs for a task: by default the one in training, else the newest.
+
+        Args:
+            task: a task's number, or "all" for a list with the outputs of every task.
+        """
+        asked = self._asked(task)
+        if not torch.compiler.is_compiling():
+            self._before(args, kwargs)
+        if task == "all":
+            return self._answer_all(asked, args, kwargs)
+        return self._answer(asked[0], args, kwargs)
+
+    def _asked(self, task: int | str | None) -> tuple[int, ...]:
+        count = len(self._tasks)
+        if not count:
+            raise TaskError("no task yet", remedy="call prepare_for_task(0, num_classes=...) first")
+        if task is None:
+            return (count - 1,)
+        if task == "all":
+            return tuple(range(count))
+        if isinstance(task, bool) or not isinstance(task, int) or not 0 <= task < count:
+            raise TaskError(
+                f"task={task!r}, but there are tasks 0 to {count - 1}",
+                remedy='pass one of them, or "all"',
+            )
+        return (task,)
+
+    def _before(self, args: Any, kwargs: Any) -> None:
+        learning = self.training and torch.is_grad_enabled()
+        self.pins.before_forward(learning)
+        leaves = pytree.tree_leaves((args, kwargs))
+        self._runtime.restrict = not (
+            torch.is_grad_enabled()
+            and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
+        )
+        for each in self._guards.values():
+            each.runs = 0
+            if each.counter is not None:
+                each.counter.done = 0
+
+    def _answer_all(self, asked: tuple[int, ...], args: Any, kwargs: Any) -> list[Any]:
+        if not self.blueprint.joint or len(asked) == 1:
+            return [self._answer(task, args, kwargs) for task in asked]
+        output = self._run(asked, args, kwargs)
+        parts = [self._part(output, position, asked) for position in range(len(asked))]
+        if self._suspect(asked, parts):
+            return [self._answer(task, args, kwargs) for task in asked]
+        return parts
+
+    def _answer(self, task: int, args: Any, kwargs: Any) -> Any:
+        if self._tasks[task].finished and self._diverged():
+            return self._answer_without_free(task, args, kwargs)
+        output = self._part(self._run((task,), args, kwargs), 0, (task,))
+        if self._suspect((task,), [output]):
+            return self._answer_without_free(task, args, kwargs)
+        return output
+
+    def _run(self, tasks: tuple[int, ...], args: Any, kwargs: Any) -> Any:
+        """One pass of the body, for some heads."""
+        self._runtime.tasks = tasks
+        if torch.compiler.is_compiling():
+            return self.backbone(*args, **kwargs)
+        # the fused kernels of torch's transformer layers pass the norms in them by
+        fused = bool(self._guards) and torch.backends.mha.get_fastpath_enabled()
+        if fused:
+            torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with self._parameter_heads(tasks):
+                output = self.backbone(*args, **kwargs)
+        finally:
+            if fused:
+                torch.backends.mha.set_fastpath_enabled(True)
+        if not self.training:
+            enforce.check_runs(self._guards)
+        return output
+
+    @contextmanager
+    def _parameter_heads(self, tasks: tuple[int, ...]) -> Iterator[None]:
+        """Put the task's own parameters in the place of output parameters of the model."""
+        swapped = []
+        try:
+            for head in self.blueprint.heads:
+                own = self._head(tasks[0], head.layer)
+                if head.leaf is None or own is None:
+                    continue
+                home = self.backbone.get_submodule(head.holder)._parameters
+                swapped.append((home, head.leaf, home[head.leaf]))
+                value = own.value
+                mask = enforce.visible(head.inputs, tasks[0], self.owners, value.device)
+                home[head.leaf] = heads.mask(value, mask)  # type: ignore[assignment]
+            yield
+        finally:
+            for home, leaf, value in swapped:
+                home[leaf] = value
+
+    def _part(self, output: Any, position: int, asked: tuple[int, ...]) -> Any:
+        """What one task sees of an output that holds those of several tasks side by side."""
+        task = asked[position]
+        leaves, structure = pytree.tree_flatten(output)
+        attached = self.blueprint.heads[0]
+        if attached.layer == ATTACHED:
+            features = heads.mask(leaves[attached.reads], self._visible(attached.inputs, task))
+            if self._runtime.features is not None:
+                self._runtime.features[ATTACHED] = features
+            return self._head(task, ATTACHED)(features)
+        if len(leaves) != len(self.blueprint.outputs):  # a model with other outputs in training
+            return output
+        sizes = [next(iter(self._tasks[t].classes.values())) for t in asked]
+        parts = []
+        for leaf, classes, dim in zip(
+            leaves, self.blueprint.outputs, self.blueprint.split, strict=True
+        ):
+            if len(asked) > 1 and dim is not None:
+                leaf = leaf.split(sizes, dim)[position]
+            elif isinstance(leaf, Tensor) and dim is None:
+                leaf = heads.mask(leaf, self._visible(classes, task))
+            parts.append(leaf)
+        return pytree.tree_unflatten(parts, structure)
+
+    def _visible(self, classes: Tensor | None, task: int) -> Tensor | None:
+        device = next(self.backbone.parameters()).device
+        return enforce.visible(classes, task, self.owners, device)
+
+    # -- when training diverges ----------------------------------------------------------------
+
+    def _diverged(self) -> bool:
+        """Are there free values that are infinite or NaN? Looked up again when they change."""
+        if self.open_task is None or self.training or torch.compiler.is_compiling():
+            return False
+        tensors = [home[leaf] for home, leaf in self._slots.values()]
+        state = [(id(t), t._version, t.data_ptr()) for t in tensors]
+        if self._finite is None or self._finite[0] != state:
+            finite = all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point())
+            self._finite = (state, finite)
+        return not self._finite[1]
+
+    def _suspect(self, asked: tuple[int, ...], outputs: list[Any]) -> bool:
+        """Is there something infinite or NaN in what a finished task answers during training?"""
+        if self.open_task is None or self.training or torch.compiler.is_compiling():
+            return False
+        return any(
+            isinstance(leaf, Tensor) and leaf.is_floating_point() and not leaf.isfinite().all()
+            for task, output in zip(asked, outputs, strict=True)
+            if self._tasks[task].finished
+            for leaf in pytree.tree_leaves(output)
+        )
+
+    def _answer_without_free(self, task: int, args: Any, kwargs: Any) -> Any:
+        """A finished task's outputs, computed with all free values set to zero."""
+        warnings.warn(
+            f"task {self.open_task} has diverged: finished tasks are answered without its units; "
+            "net.rollback() takes the network back to the start of the task",
+            DivergenceWarning,
+            stacklevel=4,
+        )
+        with torch.no_grad(), self._free_set_to_zero():
+            return self._part(self._run((task,), args, kwargs), 0, (task,))
+
+    @contextmanager
+    def _free_set_to_zero(self) -> Iterator[None]:
+        state = self._free_state()
+        before = {name: tensor.detach().clone() for name, tensor in state.items()}
+        try:
+            for name, tensor in state.items():
+                self._write_free(name, torch.zeros_like(tensor))
+            yield
+        finally:
+            for name, tensor in state.items():
+                tensor.detach().copy_(before[name])
+
+    # -- reports -------------------------------------------------------------------------------
+
+    def capacity(self) -> Capacity:
+        """Who owns how much: free and used, per task, per group, per layer; what is reused."""
+        parameters: dict[str, Tensor] = dict(self.backbone.named_parameters())
+        return capacity(self.blueprint, self.owners, parameters)
+
+    def verify(self, *args: Any, rounds: int = 3, seed: int = 0, **kwargs: Any) -> Verification:
+        """Scramble every free value several times and compare all finished tasks bit for bit.
+
+        Takes the network's inputs. Everything is put back as it was.
+
+        Example:
+            >>> import torch, autoeidetic
+            >>> from torch import nn
+            >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+            >>> net = autoeidetic.convert(model, torch.randn(2, 4))
+            >>> net.prepare_for_task(0, num_classes=2); net.prune(0.5); net.finish_task()
+            >>> net.verify(torch.randn(5, 4)).ok
+            True
+        """
+        return verify(self, args, kwargs, rounds=rounds, seed=seed)
+
+    def save(self, path: Any) -> None:
+        """Write the network to one file, all or nothing. :func:`autoeidetic.load` opens it."""
+        from .checkpoint import save
+
+        save(self, path)
+
+    # -- keeping derived state right -----------------------------------------------------------
+
+    def _settle(self, *, freeze: bool) -> None:
+        """Derive pins and guards from the owners."""
+        self._slots = enforce.slots(self.backbone, "backbone") | enforce.slots(self.heads, "heads")
+        pins = enforce.backbone_pins(self.blueprint, self.owners, self._own_heads())
+        prefixed = [replace(pin, name=f"backbone.{pin.name}") for pin in pins]
+        for task in self._tasks:
+            if task.finished:
+                names = enforce.slots(self.heads[str(task.index)], f"heads.{task.index}")
+                prefixed += [Pin(name, Where(), None) for name in names]
+        whole = [pin.name for pin in prefixed if pin.frozen == Where()]
+        self._stop_gradients(whole)
+        covered = [f"backbone.{name}" for name in enforce.covered(self.blueprint)]
+        self.pins.bind(prefixed, self._slots, covered, freeze=freeze)
+        watch(self.pins)
+        self._install()
+        self._finite = None
+
+    def _own_heads(self) -> list[str]:
+        """Parameters of the model's own head that a finished task keeps."""
+        if not self.keep_head or not self._tasks or not self._tasks[0].finished:
+            return []
+        return [name for head in self.blueprint.heads for name in head.parameters]
+
+    def _stop_gradients(self, whole: list[str]) -> None:
+        """What is pinned as a whole, and output layers nobody uses, need no gradient."""
+        names = list(whole)
+        if not (self.keep_head and len(self._tasks) <= 1):
+            names += [f"backbone.{n}" for head in self.blueprint.heads for n in head.parameters]
+        for name in names:
+            home, leaf = self._slots[name]
+            if isinstance(home[leaf], nn.Parameter):
+                home[leaf].requires_grad_(False)
+                home[leaf].grad = None
+
+    def _install(self) -> None:
+        """Put guards on the modules that need one, take them from the others."""
+        device = lambda path: _device(self.backbone, path)  # noqa: E731
+        found = enforce.guards(self.blueprint, self.owners, self._runtime, device)
+        for head in self.blueprint.heads:
+            if head.leaf is None and head.layer != ATTACHED and self._tasks:
+                found[head.holder] = Guard(head.holder, whole=self._slot(head))
+        for path in set(self._guards) | set(found):
+            guard(self.backbone.get_submodule(path), found.get(path))
+        self._guards = found
+
+    def _head(self, task: int, layer: str) -> Any:
+        """A task's own head in the place of a layer; None when it uses the layer itself."""
+        return self.heads[str(task)]._modules.get(heads.key(layer))
+
+    def _slot(self, head: HeadPlan) -> heads.HeadSlot:
+        device = _device(self.backbone, head.holder)
+        slot = heads.HeadSlot(self._runtime, head.layer, head.dim)
+        for task in self._tasks:
+            slot.heads[task.index] = self._head(task.index, head.layer)
+            slot.visible[task.index] = enforce.visible(
+                head.inputs, task.index, self.owners, device
+            )
+        return slot
+
+    def train(self, mode: bool = True) -> EideticNet:
+        """As ever; a change of mode is an occasion to put pinned values back."""
+        if mode != self.training:
+            self.pins.impose()
+        super().train(mode)
+        return self
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As ever, except that frozen values stay what they are."""
+        result = super().load_state_dict(*args, **kwargs)
+        self.pins.impose()
+        return result
+
+    def _apply(self, fn: Any, recurse: bool = True) -> EideticNet:
+        self.pins.impose()
+        super()._apply(fn, recurse)
+        self._settle(freeze=False)
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._settle(freeze=False)
+
+
+def _device(model: nn.Module, path: str) -> torch.device:
+    module = model.get_submodule(path)
+    for tensor in chain(module.parameters(), module.buffers(), model.parameters()):
+        return tensor.device
+    return torch.device("cpu")

@@ -1,0 +1,257 @@
+"""Pins: elements of parameters and buffers that may never change again.
+
+Two kinds. A *frozen* element belongs to a finished task: its value is kept here, in a buffer, and
+put back whenever something moved it. A *zero* keeps what is hidden from a unit in training out
+of it. Gradients of both are zero. Whether something moved is seen by version counters and
+addresses before every forward pass; after every step of any ``torch.optim.Optimizer`` on the
+network's parameters everything is put back without asking, for an optimizer may write through
+``.data``, which leaves no trace.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+#: Where a tensor is held: a module's dictionary of parameters or buffers, and the name in it.
+#: Looked up anew each time, for code may put another tensor there.
+Slot = tuple[dict[str, Any], str]
+
+
+@dataclass(frozen=True)
+class Where:
+    """A set of elements: all, whole slices along one dimension, or a mask.
+
+    ``index`` are the slices; ``mask`` has the tensor's rank and may have size 1 where it does
+    not vary.
+    """
+
+    dim: int | None = None
+    index: Tensor | None = None
+    mask: Tensor | None = None
+
+    @staticmethod
+    def of(mask: Tensor) -> Where | None:
+        """The elements that a (broadcastable) mask marks; None when it marks none."""
+        if not bool(mask.any()):
+            return None
+        if bool(mask.all()):
+            return Where()
+        long = [d for d, n in enumerate(mask.shape) if n > 1]
+        if len(long) == 1:
+            return Where(dim=long[0], index=mask.reshape(-1).nonzero().reshape(-1))
+        return Where(mask=mask)
+
+    def to(self, device: torch.device) -> Where:
+        move = lambda t: None if t is None else t.to(device)  # noqa: E731
+        return Where(self.dim, move(self.index), move(self.mask))
+
+    def take(self, tensor: Tensor) -> Tensor:
+        """A copy of the marked elements."""
+        if self.index is not None and self.dim is not None:
+            return tensor.index_select(self.dim, self.index)
+        if self.mask is not None:
+            return tensor[self.mask.expand(tensor.shape)]
+        return tensor.clone()
+
+    def put(self, tensor: Tensor, values: Tensor) -> None:
+        """Write the marked elements in place."""
+        if self.index is not None and self.dim is not None:
+            tensor.index_copy_(self.dim, self.index, values.to(tensor.dtype))
+        elif self.mask is not None:
+            tensor.masked_scatter_(self.mask, values.to(tensor.dtype))
+        else:
+            tensor.copy_(values)
+
+    def cleared(self, tensor: Tensor) -> Tensor:
+        """A copy with zeros at the marked elements."""
+        if self.index is not None and self.dim is not None:
+            return tensor.index_fill(self.dim, self.index, 0)
+        if self.mask is not None:
+            return tensor.masked_fill(self.mask, 0)
+        return torch.zeros_like(tensor)
+
+    def clear(self, tensor: Tensor) -> None:
+        if self.index is not None and self.dim is not None:
+            tensor.index_fill_(self.dim, self.index, 0)
+        elif self.mask is not None:
+            tensor.masked_fill_(self.mask, 0)
+        else:
+            tensor.zero_()
+
+
+@dataclass(frozen=True)
+class Pin:
+    """What is pinned in one tensor of the network."""
+
+    name: str
+    frozen: Where | None
+    zeros: Where | None
+
+    def to(self, device: torch.device) -> Pin:
+        frozen = None if self.frozen is None else self.frozen.to(device)
+        return Pin(self.name, frozen, None if self.zeros is None else self.zeros.to(device))
+
+
+class Pins(nn.Module):
+    """The pinned elements of a network; their values are buffers, so they move and save with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pins: tuple[Pin, ...] = ()
+        self._slots: list[Slot] = []
+        self._seen: list[tuple[int, int, int]] = []
+        self._fresh = False
+        self._hooks: list[Any] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_hooks": [], "_slots": [], "_seen": []}
+
+    def values(self, name: str) -> Tensor:
+        """The frozen values of a tensor."""
+        return self._buffers[_key(name)]  # type: ignore[return-value]
+
+    @property
+    def names(self) -> list[str]:
+        return [pin.name for pin in self._pins]
+
+    def bind(
+        self,
+        pins: Iterable[Pin],
+        slots: dict[str, Slot],
+        covered: Iterable[str] = (),
+        *,
+        freeze: bool,
+    ) -> None:
+        """Take over these pins.
+
+        Gradients of ``covered`` parameters come without their frozen part already. With
+        ``freeze`` the frozen values are those that the tensors have now; else the ones held here.
+        """
+        pins = tuple(pins)
+        tensors = {pin.name: _tensor(slots[pin.name]) for pin in pins}
+        pins = tuple(pin.to(tensors[pin.name].device) for pin in pins)
+        if freeze:
+            self._freeze(pins, tensors)
+        for hook in self._hooks:
+            hook.remove()
+        self._pins, self._slots = pins, [slots[pin.name] for pin in pins]
+        self._hooks = []
+        free_of_frozen = set(covered)
+        for pin in pins:
+            tensor = tensors[pin.name]
+            if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+                frozen = None if pin.name in free_of_frozen else pin.frozen
+                if frozen is not None or pin.zeros is not None:
+                    self._hooks.append(tensor.register_hook(_gradient_hook(frozen, pin.zeros)))
+        self.impose()
+
+    def _freeze(self, pins: tuple[Pin, ...], tensors: dict[str, Tensor]) -> None:
+        values = {
+            _key(pin.name): pin.frozen.take(tensors[pin.name].detach())
+            for pin in pins
+            if pin.frozen is not None
+        }
+        for key in [key for key in self._buffers if key not in values]:
+            del self._buffers[key]
+        for key, value in values.items():
+            self.register_buffer(key, value)
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors that hold pinned elements."""
+        return [_tensor(slot) for slot in self._slots]
+
+    def moved(self) -> bool:
+        """Has something written to a pinned tensor, or replaced it, since the last look?"""
+        return self._seen != _state(self.tensors())
+
+    @torch.no_grad()
+    def impose(self) -> None:
+        """Put every pinned value back."""
+        tensors = self.tensors()
+        for pin, tensor in zip(self._pins, tensors, strict=True):
+            tensor = tensor.detach()
+            if pin.frozen is not None:
+                pin.frozen.put(tensor, self.values(pin.name))
+            if pin.zeros is not None:
+                pin.zeros.clear(tensor)
+        self._seen = _state(tensors)
+        self._fresh = True
+
+    def before_forward(self, training: bool) -> bool:
+        """Put values back if they may have moved; tells whether it did.
+
+        In training that is also the case when no optimizer step was seen since the last pass:
+        a loop written by hand may write through ``.data``.
+        """
+        moved = self.moved() or (training and not self._fresh)
+        if moved:
+            self.impose()
+        if training:
+            self._fresh = False
+        return moved
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        """A foreign state never replaces frozen values: it must agree with them."""
+        errors: list[str] = args[-1]
+        for key, mine in self._buffers.items():
+            other = state_dict.get(prefix + key)
+            if other is None or mine is None:
+                errors.append(f"the state has no frozen values for {key.replace('/', '.')}")
+            elif other.shape != mine.shape or not torch.equal(other.to(mine), mine):
+                errors.append(
+                    f"frozen values of {key.replace('/', '.')} differ from those of this network; "
+                    "use autoeidetic.load to open a saved network"
+                )
+
+
+def _tensor(slot: Slot) -> Tensor:
+    holder, name = slot
+    return holder[name]
+
+
+def _state(tensors: list[Tensor]) -> list[tuple[int, int, int]]:
+    return [(id(t), t._version, t.data_ptr()) for t in tensors]
+
+
+def _key(name: str) -> str:
+    return name.replace(".", "/")
+
+
+def _gradient_hook(frozen: Where | None, zeros: Where | None) -> Callable[[Tensor], Tensor]:
+    def clear(gradient: Tensor) -> Tensor:
+        if frozen is not None:
+            gradient = frozen.cleared(gradient)
+        if zeros is not None:
+            gradient = zeros.cleared(gradient)
+        return gradient
+
+    return clear
+
+
+# -- optimizers --------------------------------------------------------------------------------
+
+_watched: weakref.WeakSet[Pins] = weakref.WeakSet()
+
+
+def watch(pins: Pins) -> None:
+    """From now on, steps of optimizers end with the pinned values in place."""
+    _watched.add(pins)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if not _watched:
+        return
+    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for pins in list(_watched):
+        if any(id(tensor) in stepped for tensor in pins.tensors()):
+            pins.impose()
+
+
+register_optimizer_step_post_hook(_after_step)

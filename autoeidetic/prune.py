@@ -1,0 +1,95 @@
+"""Prune: choose the classes that the open task gives up."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from .blueprint import Blueprint
+from .owners import FREE, Owners
+from .structure import Group, reach
+
+Array = np.ndarray
+
+
+def choose(blueprint: Blueprint, owners: Owners, scores: Array, fraction: float) -> Array:
+    """The lowest-scored fraction of each group's prunable classes (a boolean vector).
+
+    What is kept is closed under requires: with a class goes everything that requires it, and
+    counts towards the fraction of its own group. Groups that others require are dealt with
+    first, and a class is worth what everything that requires it is worth on top of its own
+    score. No group is emptied: its best class stays, and what that requires. When earlier tasks
+    own classes of a group and tasks may build on each other, that is enough for the group.
+    """
+    plan = blueprint.plan
+    worth = _with_dependents(blueprint, owners, scores)
+    spared = _spared(blueprint, owners, worth)
+    prunable = owners.in_training & ~spared & ~owners.locked
+    chosen = np.zeros_like(owners.pruned)
+    for group in _required_first(blueprint):
+        classes = np.asarray(group.classes)
+        candidates = classes[owners.in_training[classes]]
+        wanted = math.floor(fraction * len(candidates) + 0.5) - int(chosen[candidates].sum())
+        left = candidates[prunable[candidates] & ~chosen[candidates]]
+        order = left[np.argsort(worth[left], kind="stable")]
+        chosen[order[: max(wanted, 0)]] = True
+        chosen = _dependents(plan.requires, chosen)
+    return chosen & owners.in_training
+
+
+def _with_dependents(blueprint: Blueprint, owners: Owners, scores: Array) -> Array:
+    """Scores plus those of everything that requires the class and is in training."""
+    requires = blueprint.plan.requires
+    worth = np.where(owners.in_training, scores, 0.0)
+    if not len(requires):
+        return worth
+    source, needed = reach(requires, len(worth)).T
+    total = worth.copy()
+    np.add.at(total, needed, worth[source])
+    return total
+
+
+def _spared(blueprint: Blueprint, owners: Owners, worth: Array) -> Array:
+    """One class of every group that the task cannot do without, and all that these require.
+
+    Of a group whose classes require others (values of an attention head) one is taken that
+    rests on what is spared already, so that as little as possible is.
+    """
+    plan = blueprint.plan
+    source, needed = reach(plan.requires, plan.classes + 1).reshape(-1, 2).T
+    spared = plan.closure(owners.outside)
+    for group in _required_first(blueprint):
+        classes = np.asarray(group.classes)
+        candidates = classes[owners.in_training[classes]]
+        served = owners.forward_transfer and bool((owners.task[classes] != FREE).any())
+        if not len(candidates) or served or spared[candidates].any():
+            continue
+        resting = np.ones_like(spared)
+        resting[source[owners.in_training[needed] & ~spared[needed]]] = False
+        choice = candidates[resting[candidates]] if resting[candidates].any() else candidates
+        spared[choice[np.argmax(worth[choice])]] = True
+        spared = plan.closure(spared)
+    return spared
+
+
+def _required_first(blueprint: Blueprint) -> list[Group]:
+    """Groups, those that others require first."""
+    requires = blueprint.plan.requires
+    needed = np.zeros(blueprint.plan.classes + 1, np.int64)
+    if len(requires):
+        np.add.at(needed, requires[:, 1], 1)
+    rank = {group.name: -int(needed[list(group.classes)].max()) for group in blueprint.groups}
+    return sorted(blueprint.groups, key=lambda group: rank[group.name])
+
+
+def _dependents(requires: Array, chosen: Array) -> Array:
+    """With every class what requires it."""
+    if not len(requires):
+        return chosen
+    source, needed = requires.T
+    while True:
+        follows = source[chosen[needed] & ~chosen[source]]
+        if not len(follows):
+            return chosen
+        chosen[follows] = True

@@ -1,0 +1,200 @@
+"""Verify: the oracle that ships. Scramble all that is free; no bit of a finished task may move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from .errors import TaskError
+
+if TYPE_CHECKING:
+    from .net import EideticNet
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What scrambling did to one task's outputs."""
+
+    task: int
+    name: str
+    elements: int
+    changed: int
+    largest: float
+
+    @property
+    def ok(self) -> bool:
+        return self.changed == 0
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The verdicts on all finished tasks.
+
+    ``moved`` names the first layer, in the order of the forward pass, of which channels that a
+    finished task owns changed.
+    """
+
+    rounds: int
+    tasks: tuple[Verdict, ...]
+    moved: str | None
+
+    @property
+    def ok(self) -> bool:
+        return all(verdict.ok for verdict in self.tasks)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "ok": self.ok}
+
+    def __str__(self) -> str:
+        lines = [
+            f"{v.name}: {v.changed} of {v.elements} outputs changed"
+            + ("" if v.ok else f", by up to {v.largest:.3g}")
+            for v in self.tasks
+        ]
+        if self.moved is not None:
+            lines.append(f"the first layer whose frozen channels moved: {self.moved}")
+        verdict = "nothing moved" if self.ok else "FINISHED TASKS HAVE CHANGED"
+        return "\n".join([*lines, f"{verdict} in {self.rounds} rounds"])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def verify(net: EideticNet, args: Any, kwargs: Any, *, rounds: int, seed: int) -> Verification:
+    """See :meth:`autoeidetic.EideticNet.verify`."""
+    finished = [task for task in net.tasks if task.finished]
+    if not finished:
+        raise TaskError("no task is finished, so there is nothing to verify",
+                        remedy="train a task and call finish_task() first")
+    net.pins.impose()
+    generator = torch.Generator().manual_seed(seed)
+    moved = None
+    with _as_it_was(net), torch.no_grad():
+        net.eval()
+        before = [_outputs(net, task.index, args, kwargs) for task in finished]
+        worst = [_compare(outputs, outputs) for outputs in before]
+        for _ in range(rounds):
+            kept = _copy(net)
+            _scramble(net, generator)
+            after = [_outputs(net, task.index, args, kwargs) for task in finished]
+            found = [_compare(a, b) for a, b in zip(before, after, strict=True)]
+            worst = [max(pair, key=lambda c: c[1]) for pair in zip(worst, found, strict=True)]
+            if moved is None and any(changed for _, changed, _ in found):
+                moved = _first_moved(net, kept, args, kwargs)
+            _put_back(net, kept)
+    verdicts = tuple(
+        Verdict(task.index, task.name, elements, changed, largest)
+        for task, (elements, changed, largest) in zip(finished, worst, strict=True)
+    )
+    return Verification(rounds, verdicts, moved)
+
+
+def _outputs(net: EideticNet, task: int, args: Any, kwargs: Any) -> list[Tensor]:
+    output = net(*args, task=task, **kwargs)
+    return [leaf.clone() for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+
+
+def _compare(before: list[Tensor], after: list[Tensor]) -> tuple[int, int, float]:
+    """(elements, elements that differ, the largest difference)."""
+    elements = changed = 0
+    largest = 0.0
+    for a, b in zip(before, after, strict=True):
+        differs = (a != b) & ~(a.isnan() & b.isnan())
+        elements += a.numel()
+        changed += int(differs.sum())
+        if bool(differs.any()):
+            distance = (a.double() - b.double())[differs].abs().nan_to_num(nan=float("inf"))
+            largest = max(largest, float(distance.max()))
+    return elements, changed, largest
+
+
+@contextmanager
+def _as_it_was(net: EideticNet) -> Iterator[None]:
+    """Modes and values as they were, whatever happens inside."""
+    modes = {module: module.training for module in net.modules()}
+    state = _copy(net)
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        _put_back(net, state)
+
+
+def _copy(net: EideticNet) -> dict[str, Tensor]:
+    return {name: home[leaf].detach().clone() for name, (home, leaf) in net._slots.items()}
+
+
+@torch.no_grad()
+def _put_back(net: EideticNet, state: dict[str, Tensor]) -> None:
+    for name, value in state.items():
+        home, leaf = net._slots[name]
+        home[leaf].detach().copy_(value)
+
+
+def _scramble(net: EideticNet, generator: torch.Generator) -> None:
+    """Random values for everything that belongs to no finished task."""
+    finished = {f"heads.{task.index}." for task in net.tasks if task.finished}
+    for name, (home, leaf) in net._slots.items():
+        tensor = home[leaf]
+        if not tensor.is_floating_point() or any(name.startswith(p) for p in finished):
+            continue
+        noise = torch.randn(tensor.shape, generator=generator).to(tensor)
+        spread = max(float(tensor.float().std()) if tensor.numel() > 1 else 0.0, 0.25)
+        noise = noise * 2 * spread
+        if leaf == "running_var":
+            noise = noise.abs() + 0.1
+        if not name.startswith("backbone."):
+            tensor.copy_(noise)
+        else:
+            net._write_free(name.removeprefix("backbone."), noise)
+
+
+def _first_moved(net: EideticNet, kept: dict[str, Tensor], args: Any, kwargs: Any) -> str | None:
+    """The first module, in order of calls, of which frozen channels differ from before."""
+    scrambled = _record(net, args, kwargs)
+    now = _copy(net)
+    _put_back(net, kept)
+    before = _record(net, args, kwargs)
+    _put_back(net, now)
+    last = max(task.index for task in net.tasks if task.finished)
+    for path, values in before.items():
+        for a, b, classes in zip(values, scrambled[path], net.blueprint.modules[path], strict=True):
+            if classes is None or a.shape[1:] != classes.shape[1:]:
+                continue
+            level = net.owners.level_of(classes)
+            frozen = ((level <= last) & (level >= 0)).expand(classes.shape)
+            mine = frozen[:1].expand(a.shape) if a.dim() else frozen
+            if bool(((a != b) & mine.to(a.device)).any()):
+                return path or type(net.backbone).__name__
+    return None
+
+
+def _record(net: EideticNet, args: Any, kwargs: Any) -> dict[str, list[Tensor]]:
+    """What every module returns, inner ones before outer ones."""
+    seen: dict[str, list[Tensor]] = {}
+    hooks = []
+    for path, module in net.backbone.named_modules():
+        if path in net.blueprint.modules:
+
+            def note(_: Any, __: Any, output: Any, path: str = path) -> None:
+                leaves = pytree.tree_leaves(output)
+                if len(leaves) == len(net.blueprint.modules[path]):
+                    seen.setdefault(
+                        path, [x.clone() if isinstance(x, Tensor) else x for x in leaves]
+                    )
+
+            hooks.append(module.register_forward_hook(note))
+    try:
+        net(*args, task=0, **kwargs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen

@@ -1,0 +1,52 @@
+"""The models that the cost of a converted network is measured on, with their batches."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+CLASSES = 10
+IMAGES = (16, 3, 64, 64)
+BATCHES: dict[str, tuple[int, ...]] = {
+    "resnet18": IMAGES,
+    "vit_tiny": (16, 3, 96, 96),
+    "mlp": (256, 784),
+}
+
+
+def build(name: str) -> tuple[nn.Module, Tensor, Tensor]:
+    """The plain model, a batch and its labels; one thread from here on."""
+    import timm
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    if name == "mlp":
+        model = _mlp(784, 2000, 2000, 2000, CLASSES)
+    elif name == "vit_tiny":
+        model = timm.create_model("vit_tiny_patch16_224", img_size=96, num_classes=CLASSES)
+    else:
+        model = timm.create_model(name, num_classes=CLASSES)
+    shape = BATCHES.get(name, IMAGES)
+    return model, torch.randn(shape), torch.randint(CLASSES, shape[:1])
+
+
+def _mlp(*widths: int) -> nn.Module:
+    layers: list[nn.Module] = []
+    for wide, next_wide in pairwise(widths):
+        layers += [nn.Linear(wide, next_wide), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def converted(model: nn.Module, x: Tensor) -> Any:
+    """A converted copy, ready to train task 0."""
+    import autoeidetic
+
+    net = autoeidetic.convert(copy.deepcopy(model), x, inplace=True)
+    net.prepare_for_task(0, num_classes=CLASSES)
+    return net
