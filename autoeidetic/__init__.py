@@ -1,6 +1,7 @@
 """Networks that cannot forget: any PyTorch model, divided between tasks."""
 
 from .analysis import analyze
+from .checkpoint import load
 from .convert import convert
 from .errors import (
     AutoeideticError,
@@ -40,6 +41,7 @@ __all__ = [
     "UnhandledOperatorWarning",
     "analyze",
     "convert",
+    "load",
     "rule",
     "score",
 ]

@@ -122,7 +122,7 @@ def _constants(capture: Capture, plan: Plan) -> tuple[str, ...]:
 def _heads(model: nn.Module, deps: Dependencies) -> tuple[HeadPlan, ...]:
     result = []
     for head in deps.heads:
-        holder, _, leaf = head.parameters[0].rpartition(".")
+        holder = head.parameters[0].rpartition(".")[0]
         own = {name for name, _ in model.get_submodule(holder).named_parameters(holder)}
         if holder and own <= set(head.parameters):
             result.append(_module_head(deps, holder, head.parameters, head.size))

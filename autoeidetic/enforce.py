@@ -210,8 +210,8 @@ def _table(norm: Norm, owners: Owners, device: torch.device) -> LevelTable | Non
     first = int(made[0])
     if bool((made == first).all()) and 0 <= first < number and bool(include[first].all()):
         return None
-    use = torch.where((made < 0) | (made >= number), number - 1, made)
-    return LevelTable(include.to(device), use.to(device), owners.open_task)
+    use = torch.where(made >= number, number - 1, made.clamp(min=0))
+    return LevelTable(include.to(device), use.to(device), owners.open_task, norm.groups)
 
 
 def _count(owners: Owners) -> int:
@@ -235,7 +235,8 @@ def _levels(
         if leaf is not None
         for level in owners.level_of(leaf).unique()
     }
-    present = sorted(level for level in made if 0 <= level < LATER)
+    # what counts as a constant may be read by every task: it is computed at the first level
+    present = sorted({max(level, 0) for level in made if level < LATER})
     held = _held(blueprint, nested.module)
     levels = [_level(level, nested.calls, held, owners, device) for level in present]
     hides = any(
@@ -256,7 +257,7 @@ def _level(
         Masks(
             visible=[visible(leaf, level, owners, device) for leaf in _leaves(c.args, c.kwargs)],
             own=[
-                None if leaf is None else (owners.level_of(leaf) == level).to(device)
+                None if leaf is None else (owners.level_of(leaf).clamp(min=0) == level).to(device)
                 for leaf in pytree.tree_leaves(c.outputs)
             ],
         )

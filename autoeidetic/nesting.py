@@ -130,12 +130,16 @@ def _norms(
         if before is None or after is None:
             return None
         dim = _NORMS[operator_name(node)] % before.dim()
-        over_channels = operator_name(node) == "aten.group_norm" or len(node.args[1]) == 1  # type: ignore[arg-type]
-        if not over_channels or any(d != dim for d in (*varies(before), *varies(after))):
+        over: Any = node.args[1]  # the number of groups, or the shape that is normalised
+        if isinstance(over, (list, tuple)) and len(over) != 1:
+            return None
+        if any(d != dim for d in (*varies(before), *varies(after))):
             return None
         where = tuple(slice(None) if d == dim else 0 for d in range(before.dim()))
+        groups = over if isinstance(over, int) else 1
         name = operator_name(node).removeprefix("aten.")
-        found[inside[-1]].append(Norm(name, before[where].clone(), after[where].clone()))
+        norm = Norm(name, groups, before[where].clone(), after[where].clone())
+        found[inside[-1]].append(norm)
     return tuple(tuple(norms) for norms in found.values())
 
 

@@ -20,7 +20,7 @@ from .errors import CapacityError, DivergenceWarning, InputError, NonFiniteError
 from .inputs import CallInputs
 from .layers.guard import Guard, Runtime, guard
 from .owners import FREE, Owners
-from .pins import Pin, Pins, Where, watch
+from .pins import Pin, Pins, Where, state, watch
 from .prune import choose
 from .score import class_scores
 from .snapshot import Snapshot
@@ -86,7 +86,10 @@ class EideticNet(nn.Module):
         self._snapshot: Snapshot | None = None
         self._finite: Any = None
         self._guards: dict[str, Guard] = {}
+        self._visible: dict[tuple[str | int, int], Tensor | None] = {}
         self._settle(freeze=True)
+        # what the analysis saw: a saved network is analysed in the same types again
+        self._dtypes = {name: home[leaf].dtype for name, (home, leaf) in self._slots.items()}
 
     # -- the life of a task --------------------------------------------------------------------
 
@@ -131,21 +134,22 @@ class EideticNet(nn.Module):
                 remedy=f"the next task is {len(self._tasks)}",
             )
         kept = self.keep_head and task == 0
-        if kept and num_classes is None or not kept:
+        if (kept and num_classes is None) or not kept:
             sizes = heads.sizes(self.blueprint.heads, num_classes)
         else:
             sizes = self._kept_sizes(num_classes)
         after = self.owners if self.open_task is None else self.owners.finished()
         if on_full == "raise":
             self._check_room(after)
+        seed = int(torch.randint(2**62, ()))
+        opened = Task(task, name or f"task {task}", sizes, finished=False, seed=seed)
+        made = self._new_heads(opened)
         if self.open_task is not None:
             self.finish_task()
-        seed = int(torch.randint(2**62, ()))
-        self._tasks.append(Task(task, name or f"task {task}", sizes, finished=False, seed=seed))
-        self.owners = self.owners.opened(task)
         if task == 0 or self.recycle == "keep":
             self._snapshot = Snapshot(self._free_state())
-        self._start()
+        self._tasks.append(opened)
+        self._start(made)
 
     def _kept_sizes(self, num_classes: Any) -> dict[str, int]:
         own = {head.layer: head.size for head in self.blueprint.heads}
@@ -168,32 +172,32 @@ class EideticNet(nn.Module):
                 'start from a wider model, or pass on_full="reuse" to build on what is there',
             )
 
-    def _start(self) -> None:
-        """Free values as they are at the start of the open task."""
+    def _start(self, made: nn.ModuleDict) -> None:
+        """Free values as they are at the start of the newest task, and its heads."""
         task = self._tasks[-1]
-        with torch.random.fork_rng():
-            torch.manual_seed(task.seed)
-            if self._snapshot is not None:
-                self._restore(self._snapshot.load())
-            else:
+        self.owners = self.owners.opened(task.index)
+        if self._snapshot is not None:
+            self._restore(self._snapshot.load())
+        else:
+            with _seeded(task.seed + 1):
                 self._recycle()
-            made = self._new_heads(task)
-        self.heads[str(task.index)] = nn.ModuleDict(made)
+        self.heads[str(task.index)] = made
         self._settle(freeze=False)
 
-    def _new_heads(self, task: Task) -> dict[str, nn.Module]:
+    def _new_heads(self, task: Task) -> nn.ModuleDict:
+        made = nn.ModuleDict()
         if self.keep_head and task.index == 0:
-            return {}
-        made = {}
-        for head in self.blueprint.heads:
-            spread = self._spreads[head.parameters[0]][1] if head.parameters else 0.0
-            made[heads.key(head.layer)] = heads.build(
-                head,
-                self._templates.get(head.layer),
-                task.classes[head.layer],
-                self._like(head),
-                spread,
-            )
+            return made
+        with _seeded(task.seed):
+            for head in self.blueprint.heads:
+                spread = self._spreads[head.parameters[0]][1] if head.parameters else 0.0
+                made[heads.key(head.layer)] = heads.build(
+                    head,
+                    self._templates.get(head.layer),
+                    task.classes[head.layer],
+                    self._like(head),
+                    spread,
+                )
         return made
 
     def _like(self, head: HeadPlan) -> Tensor:
@@ -207,9 +211,8 @@ class EideticNet(nn.Module):
         plan = self.blueprint.plan
         for path, module in self.backbone.named_modules():
             prefix = f"{path}." if path else ""
-            names = [*module._parameters, *module._buffers]
-            known = [n for n in names if prefix + n in plan.parameters or prefix + n in plan.buffers]
-            if not known:
+            names = [prefix + name for name in (*module._parameters, *module._buffers)]
+            if not any(name in plan.parameters or name in plan.buffers for name in names):
                 continue
             fresh = initialise.fresh_values(
                 module, lambda name: self._spreads.get(prefix + name, (0.0, 0.02))  # noqa: B023
@@ -269,9 +272,8 @@ class EideticNet(nn.Module):
                 "the values at the start of this task are not known any more",
                 remedy="load a network that was saved before the task",
             )
-        self.owners = self.owners.opened(int(self.open_task or 0))
         self.pins.impose()
-        self._start()
+        self._start(self._new_heads(self._tasks[-1]))
 
     def prune(
         self, fraction: float, by: str = "l2", loader: Iterable[Any] | None = None
@@ -414,7 +416,8 @@ class EideticNet(nn.Module):
         """One pass of the body, for some heads."""
         self._runtime.tasks = tasks
         if torch.compiler.is_compiling():
-            return self.backbone(*args, **kwargs)
+            with self._parameter_heads(tasks):
+                return self.backbone(*args, **kwargs)
         # the fused kernels of torch's transformer layers pass the norms in them by
         fused = bool(self._guards) and torch.backends.mha.get_fastpath_enabled()
         if fused:
@@ -435,14 +438,15 @@ class EideticNet(nn.Module):
         swapped = []
         try:
             for head in self.blueprint.heads:
-                own = self._head(tasks[0], head.layer)
-                if head.leaf is None or own is None:
+                if head.leaf is None:
                     continue
-                home = self.backbone.get_submodule(head.holder)._parameters
+                own = self._head(tasks[0], head.layer)
+                if own is None:
+                    continue
+                home: dict[str, Any] = self.backbone.get_submodule(head.holder)._parameters
                 swapped.append((home, head.leaf, home[head.leaf]))
                 value = own.value
-                mask = enforce.visible(head.inputs, tasks[0], self.owners, value.device)
-                home[head.leaf] = heads.mask(value, mask)  # type: ignore[assignment]
+                home[head.leaf] = heads.mask(value, self._visible[head.layer, tasks[0]])
             yield
         finally:
             for home, leaf, value in swapped:
@@ -454,7 +458,7 @@ class EideticNet(nn.Module):
         leaves, structure = pytree.tree_flatten(output)
         attached = self.blueprint.heads[0]
         if attached.layer == ATTACHED:
-            features = heads.mask(leaves[attached.reads], self._visible(attached.inputs, task))
+            features = heads.mask(leaves[attached.reads], self._visible[ATTACHED, task])
             if self._runtime.features is not None:
                 self._runtime.features[ATTACHED] = features
             return self._head(task, ATTACHED)(features)
@@ -462,19 +466,13 @@ class EideticNet(nn.Module):
             return output
         sizes = [next(iter(self._tasks[t].classes.values())) for t in asked]
         parts = []
-        for leaf, classes, dim in zip(
-            leaves, self.blueprint.outputs, self.blueprint.split, strict=True
-        ):
+        for number, (leaf, dim) in enumerate(zip(leaves, self.blueprint.split, strict=True)):
             if len(asked) > 1 and dim is not None:
                 leaf = leaf.split(sizes, dim)[position]
             elif isinstance(leaf, Tensor) and dim is None:
-                leaf = heads.mask(leaf, self._visible(classes, task))
+                leaf = heads.mask(leaf, self._visible[number, task])
             parts.append(leaf)
         return pytree.tree_unflatten(parts, structure)
-
-    def _visible(self, classes: Tensor | None, task: int) -> Tensor | None:
-        device = next(self.backbone.parameters()).device
-        return enforce.visible(classes, task, self.owners, device)
 
     # -- when training diverges ----------------------------------------------------------------
 
@@ -483,10 +481,10 @@ class EideticNet(nn.Module):
         if self.open_task is None or self.training or torch.compiler.is_compiling():
             return False
         tensors = [home[leaf] for home, leaf in self._slots.values()]
-        state = [(id(t), t._version, t.data_ptr()) for t in tensors]
-        if self._finite is None or self._finite[0] != state:
+        now = state(tensors)
+        if self._finite is None or self._finite[0] != now:
             finite = all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point())
-            self._finite = (state, finite)
+            self._finite = (now, finite)
         return not self._finite[1]
 
     def _suspect(self, asked: tuple[int, ...], outputs: list[Any]) -> bool:
@@ -513,14 +511,14 @@ class EideticNet(nn.Module):
 
     @contextmanager
     def _free_set_to_zero(self) -> Iterator[None]:
-        state = self._free_state()
-        before = {name: tensor.detach().clone() for name, tensor in state.items()}
+        tensors = self._free_state()
+        before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         try:
-            for name, tensor in state.items():
+            for name, tensor in tensors.items():
                 self._write_free(name, torch.zeros_like(tensor))
             yield
         finally:
-            for name, tensor in state.items():
+            for name, tensor in tensors.items():
                 tensor.detach().copy_(before[name])
 
     # -- reports -------------------------------------------------------------------------------
@@ -563,7 +561,7 @@ class EideticNet(nn.Module):
             if task.finished:
                 names = enforce.slots(self.heads[str(task.index)], f"heads.{task.index}")
                 prefixed += [Pin(name, Where(), None) for name in names]
-        whole = [pin.name for pin in prefixed if pin.frozen == Where()]
+        whole = [pin.name for pin in prefixed if pin.frozen is not None and pin.frozen.everything]
         self._stop_gradients(whole)
         covered = [f"backbone.{name}" for name in enforce.covered(self.blueprint)]
         self.pins.bind(prefixed, self._slots, covered, freeze=freeze)
@@ -592,6 +590,13 @@ class EideticNet(nn.Module):
         """Put guards on the modules that need one, take them from the others."""
         device = lambda path: _device(self.backbone, path)  # noqa: E731
         found = enforce.guards(self.blueprint, self.owners, self._runtime, device)
+        looked_at = {head.layer: head.inputs for head in self.blueprint.heads}
+        looked_at |= dict(enumerate(self.blueprint.outputs))  # type: ignore[arg-type]
+        self._visible = {
+            (key, task.index): enforce.visible(classes, task.index, self.owners, device(""))
+            for key, classes in looked_at.items()
+            for task in self._tasks
+        }
         for head in self.blueprint.heads:
             if head.leaf is None and head.layer != ATTACHED and self._tasks:
                 found[head.holder] = Guard(head.holder, whole=self._slot(head))
@@ -604,13 +609,10 @@ class EideticNet(nn.Module):
         return self.heads[str(task)]._modules.get(heads.key(layer))
 
     def _slot(self, head: HeadPlan) -> heads.HeadSlot:
-        device = _device(self.backbone, head.holder)
         slot = heads.HeadSlot(self._runtime, head.layer, head.dim)
         for task in self._tasks:
             slot.heads[task.index] = self._head(task.index, head.layer)
-            slot.visible[task.index] = enforce.visible(
-                head.inputs, task.index, self.owners, device
-            )
+            slot.visible[task.index] = self._visible[head.layer, task.index]
         return slot
 
     def train(self, mode: bool = True) -> EideticNet:
@@ -635,6 +637,14 @@ class EideticNet(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._settle(freeze=False)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Random numbers that can be drawn again, without disturbing the caller's."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
 
 
 def _device(model: nn.Module, path: str) -> torch.device:

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from .errors import EnforcementError, Place
+
 #: Where a tensor is held: a module's dictionary of parameters or buffers, and the name in it.
 #: Looked up anew each time, for code may put another tensor there.
 Slot = tuple[dict[str, Any], str]
@@ -35,6 +37,10 @@ class Where:
     dim: int | None = None
     index: Tensor | None = None
     mask: Tensor | None = None
+
+    @property
+    def everything(self) -> bool:
+        return self.index is None and self.mask is None
 
     @staticmethod
     def of(mask: Tensor) -> Where | None:
@@ -71,6 +77,8 @@ class Where:
 
     def cleared(self, tensor: Tensor) -> Tensor:
         """A copy with zeros at the marked elements."""
+        if tensor.is_sparse:
+            return self.cleared(tensor.to_dense()).to_sparse()
         if self.index is not None and self.dim is not None:
             return tensor.index_fill(self.dim, self.index, 0)
         if self.mask is not None:
@@ -169,20 +177,30 @@ class Pins(nn.Module):
 
     def moved(self) -> bool:
         """Has something written to a pinned tensor, or replaced it, since the last look?"""
-        return self._seen != _state(self.tensors())
+        return self._seen != state(self.tensors())
 
     @torch.no_grad()
     def impose(self) -> None:
         """Put every pinned value back."""
         tensors = self.tensors()
         for pin, tensor in zip(self._pins, tensors, strict=True):
-            tensor = tensor.detach()
-            if pin.frozen is not None:
-                pin.frozen.put(tensor, self.values(pin.name))
-            if pin.zeros is not None:
-                pin.zeros.clear(tensor)
-        self._seen = _state(tensors)
+            self._impose_one(pin, tensor.detach())
+        self._seen = state(tensors)
         self._fresh = True
+
+    def _impose_one(self, pin: Pin, tensor: Tensor) -> None:
+        if pin.frozen is not None:
+            values = self.values(pin.name)
+            if pin.frozen.everything and values.shape != tensor.shape:
+                raise EnforcementError(
+                    f"{pin.name} has the shape {tuple(tensor.shape)}; it had "
+                    f"{tuple(values.shape)} when a task was finished",
+                    place=Place(module=pin.name.removeprefix("backbone.").rpartition(".")[0]),
+                    remedy="put it back: finished tasks need it as it was",
+                )
+            pin.frozen.put(tensor, values)
+        if pin.zeros is not None:
+            pin.zeros.clear(tensor)
 
     def before_forward(self, training: bool) -> bool:
         """Put values back if they may have moved; tells whether it did.
@@ -216,8 +234,9 @@ def _tensor(slot: Slot) -> Tensor:
     return holder[name]
 
 
-def _state(tensors: list[Tensor]) -> list[tuple[int, int, int]]:
-    return [(id(t), t._version, t.data_ptr()) for t in tensors]
+def state(tensors: list[Tensor]) -> list[tuple[int, int, int]]:
+    """Changes when a tensor is replaced, moved or written to (but not through ``.data``)."""
+    return [(id(t), 0 if t.is_inference() else t._version, t.data_ptr()) for t in tensors]
 
 
 def _key(name: str) -> str:

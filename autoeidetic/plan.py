@@ -54,6 +54,7 @@ class Norm:
     """One stock norm inside a nested module: the class of each channel before and after it."""
 
     operator: str
+    groups: int
     inputs: Tensor
     outputs: Tensor
 

@@ -71,8 +71,10 @@ def verify(net: EideticNet, args: Any, kwargs: Any, *, rounds: int, seed: int) -
     """See :meth:`autoeidetic.EideticNet.verify`."""
     finished = [task for task in net.tasks if task.finished]
     if not finished:
-        raise TaskError("no task is finished, so there is nothing to verify",
-                        remedy="train a task and call finish_task() first")
+        raise TaskError(
+            "no task is finished, so there is nothing to verify",
+            remedy="train a task and call finish_task() first",
+        )
     net.pins.impose()
     generator = torch.Generator().manual_seed(seed)
     moved = None
@@ -142,6 +144,12 @@ def _put_back(net: EideticNet, state: dict[str, Tensor]) -> None:
 def _scramble(net: EideticNet, generator: torch.Generator) -> None:
     """Random values for everything that belongs to no finished task."""
     finished = {f"heads.{task.index}." for task in net.tasks if task.finished}
+    kept = set(net._own_heads())
+    idle = {  # no finished task reads these
+        name
+        for name, entry in net.blueprint.plan.parameters.items()
+        if (entry.head or not entry.used) and name not in kept
+    }
     for name, (home, leaf) in net._slots.items():
         tensor = home[leaf]
         if not tensor.is_floating_point() or any(name.startswith(p) for p in finished):
@@ -151,7 +159,7 @@ def _scramble(net: EideticNet, generator: torch.Generator) -> None:
         noise = noise * 2 * spread
         if leaf == "running_var":
             noise = noise.abs() + 0.1
-        if not name.startswith("backbone."):
+        if not name.startswith("backbone.") or name.removeprefix("backbone.") in idle:
             tensor.copy_(noise)
         else:
             net._write_free(name.removeprefix("backbone."), noise)

@@ -8,7 +8,7 @@ recorded when they were finished.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from typing import Any
 
@@ -108,16 +108,33 @@ def adamw(net: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.5)
 
 
+def backward(net: EideticNet, inputs: Any) -> None:
+    """Gradients of :func:`loss_of`, clipped."""
+    loss_of(call(net, inputs)).backward()
+    nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+
+
+def any_gradients(net: EideticNet, inputs: Any) -> None:
+    """Random gradients, for pinned elements as well: a model need not be differentiable."""
+    with torch.no_grad():
+        call(net, inputs)
+    for parameter in net.parameters():
+        parameter.grad = torch.randn_like(parameter)
+
+
 def train(
-    net: EideticNet, inputs: Any, optimizers: Iterable[torch.optim.Optimizer], steps: int = 2
+    net: EideticNet,
+    inputs: Any,
+    optimizers: Iterable[torch.optim.Optimizer],
+    steps: int = 2,
+    gradients: Callable[[EideticNet, Any], None] = backward,
 ) -> None:
     """An ordinary loop in train mode that knows nothing of tasks."""
     net.train()
     for _ in range(steps):
         for optimizer in optimizers:
             optimizer.zero_grad()
-            loss_of(call(net, inputs)).backward()
-            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            gradients(net, inputs)
             optimizer.step()
 
 
@@ -158,9 +175,11 @@ class Life:
         *,
         classes: tuple[int | None, ...] = CLASSES,
         fraction: float = 0.5,
+        gradients: Callable[[EideticNet, Any], None] = backward,
         **options: Any,
     ) -> None:
         self.inputs, self.classes, self.fraction = inputs, classes, fraction
+        self.gradients = gradients
         self.net: EideticNet = autoeidetic.convert(randomise(model), inputs, **options)
         self.said: dict[int, list[Tensor]] = {}
 
@@ -171,7 +190,7 @@ class Life:
         self.check(f"task {task} prepared")
 
     def train(self, *optimizers: torch.optim.Optimizer, steps: int = 2) -> None:
-        train(self.net, self.inputs, optimizers, steps)
+        train(self.net, self.inputs, optimizers, steps, self.gradients)
         self.check(f"task {self.net.open_task} trained")
 
     def prune(self) -> None:

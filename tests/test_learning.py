@@ -124,12 +124,14 @@ def batches(data: Split, size: int = 32) -> Iterator[tuple[Tensor, Tensor]]:
 
 def train(model: nn.Module, data: Split, rate: float, epochs: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     model.train()
     for _ in range(epochs):
         for x, y in batches(data):
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
+        schedule.step()
 
 
 def learn(net: Any, task: int, data: Split, setup: Setup) -> None:

@@ -22,7 +22,7 @@ BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
 
 
 def table(layout: str, count: int, channels: int, current: int | None = None) -> LevelTable:
-    """``count`` levels. Channels beyond the last one's are read by the level in training, if any."""
+    """``count`` levels; the level in training, if any, also reads the channels of later ones."""
     owner = torch.randint(20, (channels,), generator=torch.Generator().manual_seed(channels))
     owner[: channels // 3] = torch.arange(channels // 3) % 5
     if layout == "gap":  # no channel of level 0 in the first half, so in the first groups
@@ -200,7 +200,7 @@ def test_impossible_tables_are_refused() -> None:
 
 # -- bits --------------------------------------------------------------------------------------
 
-SIZES = [(1, 3), (1, 192), (7, 50), (33, 768), (592, 192), (3000, 24)]
+SIZES = [(1, 3), (1, 192), (7, 50), (5, 768), (592, 192), (3000, 12)]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
@@ -219,7 +219,7 @@ def test_values_outside_a_level_change_no_bit(
     for level in range(5):
         own = (t.use == level) & t.include[level]
         outside = ~t.include[level]
-        for size in (1.0, 1e10, 1e30, 1e38):
+        for size in (1.0, 1e10, 1e38):
             other = x.clone()
             noise = torch.randn_like(x[:, outside], dtype=torch.float64) * size
             other[:, outside] = noise.clamp(-largest, largest).to(dtype)
@@ -259,6 +259,14 @@ def test_levels_of_other_channels_change_no_bit(
         use = torch.where(own, t.use, (t.use * 5 + 1) % 12)
         z = run(kind, x, LevelTable(t.include, use), weight, bias)
         assert same_bits(y[:, own], z[:, own]), level
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_place_in_memory_changes_no_bit(kind: str) -> None:
+    x = inputs(kind, 592, 192) + 3
+    moved = torch.empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
+    t = table("nested", 5, 192)
+    assert same_bits(run(kind, x, t, *affine(192)), run(kind, moved, t, *affine(192)))
 
 
 def test_groups_are_as_stable() -> None:
@@ -343,8 +351,7 @@ def test_restricted_gradients(kind: str, current: int, layout: str) -> None:
     for t in (whole, LevelTable(pruned, foreign, current)):
         written = (t.use == current) & readable(t, groups)
         active = t.include[current] & (t.include.sum(0) == 1)
-        every = torch.ones(48, dtype=torch.bool)
-        got = gradients(run, kind, x, t, every & (written | (t.use != current)), groups=groups)
+        got = gradients(run, kind, x, t, written | (t.use != current), groups=groups)
         expected = gradients(reference, kind, x, t, written, groups=groups)
         assert written.any()
         assert active.any() or current == 0 or layout == "constants"
@@ -450,7 +457,7 @@ def test_compile_and_export(current: int | None, restrict: bool) -> None:
         got = torch.autograd.grad(y.square().sum(), net.parameters())
         want = torch.autograd.grad(expected.square().sum(), net.parameters())
         torch.testing.assert_close(got, want)
-    for strict in (False, True):
+    for strict in {False, restrict}:
         exported = torch.export.export(net, (x,), strict=strict).module()
         torch.testing.assert_close(exported(x), expected)
 

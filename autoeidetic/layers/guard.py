@@ -148,7 +148,7 @@ class Guarded:
 
 @cache
 def _guarded_class(base: type) -> type:
-    names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
+    names: dict[str, Any] = {"__module__": base.__module__, "__qualname__": base.__qualname__}
     return type(base.__name__, (Guarded, base), names)
 
 

@@ -245,8 +245,8 @@ def _normalise(
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The output, and mean and rstd of the level in training as ``[N, G]``.
+) -> tuple[Tensor, list[Tensor] | None, list[Tensor]]:
+    """The output, and the means and rstds that went into it.
 
     ``x`` is ``[N, C]``, for groups ``[N, C, S]``. Its channels' means and variances over space
     come first, whose sums no other channel enters; the levels then see only ``[N, C]``.
@@ -262,6 +262,7 @@ def _normalise(
         # Not var_mean, which is thirty times slower than a norm on a CPU.
         variances = torch.linalg.vector_norm(x, dim=-1).square() / x.shape[-1]
         variances = torch.addcmul(variances.clamp_max(BOUND * BOUND), rest, rest, value=-1)
+    means: list[Tensor] | None
     if kind == "rms":
         means, rstds = None, _rms_statistics(x, table, eps)
     else:
@@ -277,19 +278,23 @@ def _normalise(
         scale = part if scale is None else scale + part
     assert scale is not None  # a table has at least one block
 
-    if kind == "rms":
-        y = centred * scale
-    else:
-        # A zero bias rather than none: 0 + (-0) is 0, and the sign of a zero does not depend
-        # on that of another level's mean.
-        zero = scale.new_zeros(())
-        y = torch.addcmul(zero if bias is None else bias.to(dtype) + zero, centred, scale)
+    y = _times(scale, centred) if kind != "group" else centred * scale
+    if kind != "rms":
+        # Add a zero where there is no bias, and to one that is -0: the sign of a zero would
+        # depend on that of other levels' means.
+        y = y.add_(0.0 if bias is None else bias.to(dtype) + 0.0)
     if kind == "group":
-        y = (x * scale[..., None]).add_(y[..., None])
+        y = _times(x, scale[..., None]).add_(y[..., None])
 
-    block, row = divmod(table.current or 0, BLOCK)
-    rows = slice(row * table.groups, (row + 1) * table.groups)
-    return y, None if means is None else means[block][rows].t(), rstds[block][rows].t()
+    return y, means, rstds
+
+
+def _times(own: Tensor, other: Tensor) -> Tensor:
+    """The product, in the memory of the first where autograd does not need it.
+
+    More than half of the time of a large norm can go into the pages of its temporaries.
+    """
+    return own * other if torch.is_grad_enabled() else own.mul_(other)
 
 
 def _bounded_mean(x: Tensor) -> Tensor:
@@ -304,21 +309,27 @@ def _statistics(
     means: dict[int, Tensor] = {}
     rstds: dict[int, Tensor] = {}
     for shift in table.shifts:
-        origin = torch.cat([average @ values.t() for average in shift.average])
+        if table.groups == 1:
+            # Not a product: the bits of a matrix-vector product depend on where the caller's
+            # tensor lies in memory. All other products here are of tensors allocated here.
+            origin = torch.stack([(values * average).sum(-1) for average in shift.average])
+        else:
+            origin = torch.cat([average @ values.t() for average in shift.average])
         if shift.spread is None:
             shifted = values - origin.t()
         else:
             shifted = torch.addmm(values, origin.t(), shift.spread, alpha=-1)
         shifted = shifted.clamp_(-BOUND, BOUND)
-        squares = shifted * shifted
+        used = [b for b, pick in enumerate(shift.pick) if pick is not None]
+        firsts = {b: table.average[b] @ shifted.t() for b in used}
+        squares = _times(shifted, shifted)
         if variances is not None:
             squares = squares + variances
-        for b, average in enumerate(table.average):
-            pick, mine = shift.pick[b], shift.mine[b]
-            if pick is None or mine is None:
-                continue
-            first = average @ shifted.t()
-            second = average @ squares.t()
+        for b in used:
+            pick, mine, first = shift.pick[b], shift.mine[b], firsts[b]
+            assert pick is not None
+            assert mine is not None
+            second = table.average[b] @ squares.t()
             rstd = torch.addcmul(second, first, first, value=-1).clamp_min_(0)
             rstd = rstd.add_(max(eps, TINY)).rsqrt_()
             mean = origin.index_select(0, pick).add_(first)
@@ -349,7 +360,10 @@ class _Restricted(torch.autograd.Function):
         bias: Tensor | None,
         eps: float,
     ) -> Tensor:
-        y, mean, rstd = _normalise(kind, x, table, weight, bias, eps)
+        y, means, rstds = _normalise(kind, x, table, weight, bias, eps)
+        block, row = divmod(table.current or 0, BLOCK)
+        rows = slice(row * table.groups, (row + 1) * table.groups)
+        mean, rstd = None if means is None else means[block][rows].t(), rstds[block][rows].t()
         ctx.save_for_backward(x, weight, mean, rstd)
         ctx.kind, ctx.table = kind, table
         ctx.bias_dtype = None if bias is None else bias.dtype

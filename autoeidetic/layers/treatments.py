@@ -41,12 +41,14 @@ class ActiveRows(_Treatment):
         return torch.is_grad_enabled()
 
     def call(self, module: nn.Module, number: int, func: Any, args: Any, kwargs: Any) -> Any:
-        x, weight, bias, *rest = _bind(args, kwargs, ("input", "weight", "bias"))
-        if weight is None or weight is not module._parameters[self.weight]:
+        given: list[Any] = _bind(args, kwargs, ("input", "weight", "bias"))
+        x, weight, bias, *rest = given
+        if weight is not module._parameters[self.weight]:
             return func(*args, **kwargs)
         if not self.runtime.restrict:  # the input wants its gradient, through frozen rows as well
             learning = [None if p is None else self._learning(p) for p in (weight, bias)]
             return func(x, *learning, *rest, **_without(kwargs))
+        assert weight is not None
         if func is F.linear:
             return rows.linear(x, weight, bias, self.active, self.columns)
         stride, padding, dilation, groups = _window(*rest, **_without(kwargs))

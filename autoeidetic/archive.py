@@ -1,0 +1,178 @@
+"""Archive: tensors and a description in one safetensors file, written whole or not at all.
+
+The description is JSON in the header. A digest over it and over every tensor tells an intact file
+from a damaged one before anything is made of it. Reading runs no code: neither safetensors nor
+JSON can hold any. Tensors come back with the strides they had, for kernels that see
+``channels_last`` give other bits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from .errors import CheckpointError
+
+#: Raised when files of the old format can no longer be read as they are.
+FORMAT = 1
+_KEY = "autoeidetic"
+_INTACT = "use an intact copy of the file, or save the network again"
+
+
+def write(path: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Put tensors and a description (plain JSON values) into a file, replacing an older one.
+
+    Raises:
+        CheckpointError: the file cannot be written; an older one is as it was.
+    """
+    stored = _separate(tensors)
+    content = {"network": description, "strides": _strides(tensors)}
+    text = _canonical({"format": FORMAT, "digest": _digest(content, stored), **content})
+    target = Path(os.path.realpath(path))  # a link goes on pointing where it does
+    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        save_file(stored, temporary, {_KEY: text})
+        if target.exists():
+            shutil.copymode(target, temporary)
+        _to_disk(temporary)
+        os.replace(temporary, target)
+        if os.name == "posix":  # elsewhere a directory cannot be opened
+            _to_disk(target.parent)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"cannot be written: {error}",
+            remedy="choose a file in a directory that exists, may be written to and has room",
+        ) from error
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"a tensor cannot be stored: {error}",
+            remedy="convert the network to a type that safetensors knows, such as float32",
+        ) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The description and the tensors of an intact file.
+
+    Raises:
+        CheckpointError: there is no such file, it is damaged, or it is something else.
+    """
+    if path.is_dir():
+        raise CheckpointError("is a directory", remedy="pass the file that net.save wrote")
+    try:
+        with safe_open(path, framework="pt") as file:
+            outer = _outer((file.metadata() or {}).get(_KEY))
+            # copies, for what safetensors gives may still lie in the file
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise CheckpointError("there is no such file", remedy="check the path") from error
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error}", remedy="check the file") from error
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"is not a safetensors file, or is damaged ({error})",
+            remedy=f"pass a file that net.save wrote; {_INTACT}",
+        ) from error
+    content = {"network": outer["network"], "strides": outer["strides"]}
+    if outer["digest"] != _digest(content, tensors):
+        raise _damaged()
+    for name, strides in outer["strides"].items():
+        tensors[name] = _with_strides(tensors[name], strides)
+    return outer["network"], tensors
+
+
+def _outer(text: str | None) -> dict[str, Any]:
+    if text is None:
+        raise CheckpointError(
+            "is a safetensors file that net.save has not written",
+            remedy="load its tensors into your model (safetensors.torch.load_file), then convert it",
+        )
+    try:
+        outer = json.loads(text)
+    except ValueError as error:
+        raise _damaged() from error
+    version = outer.get("format") if isinstance(outer, dict) else None
+    if isinstance(version, int) and version > FORMAT:
+        raise CheckpointError(
+            f"has format {version}, and this autoeidetic reads up to {FORMAT}",
+            remedy="upgrade autoeidetic",
+        )
+    # the text itself is compared, so that no edit goes by that JSON would read over
+    if version != FORMAT or outer.keys() != {"format", "digest", "network", "strides"}:
+        raise _damaged()
+    if _canonical(outer) != text:
+        raise _damaged()
+    return outer
+
+
+def _damaged() -> CheckpointError:
+    return CheckpointError("is damaged or was edited: its digest is not right", remedy=_INTACT)
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _digest(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    total = blake2b(digest_size=32)
+    kinds = [[name, str(t.dtype), list(t.shape)] for name, t in sorted(tensors.items())]
+    total.update(_canonical([content, kinds]).encode())
+    for _, tensor in sorted(tensors.items()):
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors on the CPU; safetensors wants no two of them in one memory."""
+    result: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, tensor in tensors.items():
+        stored = tensor.detach().cpu().contiguous()
+        if stored.untyped_storage().data_ptr() in taken:
+            stored = stored.clone()
+        taken.add(stored.untyped_storage().data_ptr())
+        result[name] = stored
+    return result
+
+
+def _strides(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    """Of the tensors that are not laid out row by row."""
+    result = {}
+    for name, tensor in tensors.items():
+        kept = torch.empty_like(tensor, device="meta").stride()
+        if kept != torch.empty(tensor.shape, device="meta").stride():
+            result[name] = list(kept)
+    return result
+
+
+def _with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
+    """The same values in another order in memory."""
+    dense = 1
+    for step, size in sorted(zip(strides, tensor.shape, strict=True)):
+        if size > 1 and step == dense:
+            dense *= size
+    if dense != tensor.numel():  # would take memory at will
+        raise _damaged()
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
+
+
+def _to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

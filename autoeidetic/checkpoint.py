@@ -1,0 +1,329 @@
+"""Checkpoint: a network in one file, and back, with every bit that matters in what comes after.
+
+The file holds the values of the backbone and the heads, who owns what, and a record of the rest.
+Pins and guards are derived from these, so they are made anew. The model itself comes from
+its library by name or from the caller; an analysis that gives other classes than the saved
+network had is refused, for owners are numbers of classes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from . import archive, enforce, rebuild
+from .convert import convert
+from .errors import AutoeideticError, CheckpointError, InputError, Place
+from .layers.guard import Guarded
+from .net import EideticNet
+from .pins import Slot
+from .record import Record, decode, dtype_of, encode, fingerprint, versions
+
+_OWNERS, _PRUNED, _EXAMPLE = "owners", "pruned", "example."
+_FRESH = "pass a new model, built with the same code and arguments as the saved one"
+
+
+def save(net: EideticNet, path: Any) -> None:
+    """Write a network to one file, all or nothing.
+
+    The file is about as large as the model and its heads. A network can be saved at any time, in
+    the middle of a task as well; the optimizer and the generators of random numbers are not in it.
+
+    Example:
+        >>> import tempfile, torch, autoeidetic
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> net = autoeidetic.convert(model, torch.randn(2, 4))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     net.save(f"{folder}/net.safetensors")
+
+    Raises:
+        CheckpointError: the file cannot be written, or the network has state that no file holds.
+    """
+    with _about(path):
+        net.pins.impose()
+        values = _distinct(net._slots)
+        _check_storable(net, values)
+        tensors = dict(values)
+        tensors[_OWNERS] = torch.from_numpy(net.owners.task)
+        tensors[_PRUNED] = torch.from_numpy(net.owners.pruned)
+        example = encode([net.example.args, net.example.kwargs], tensors, _EXAMPLE)
+        record = Record(
+            versions=versions(),
+            options={
+                "forward_transfer": net.owners.forward_transfer,
+                "keep_head": net.keep_head,
+                "recycle": net.recycle,
+            },
+            tasks=net.tasks,
+            spreads=dict(net._spreads),
+            example=example,
+            training=net.training,
+            other_mode=[name for name, m in net.named_modules() if m.training != net.training],
+            without_gradient=[
+                name
+                for name, tensor in values.items()
+                if isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+            ],
+            analysed_as={
+                name: str(net._dtypes[name])
+                for name, tensor in values.items()
+                if net._dtypes.get(name, tensor.dtype) != tensor.dtype
+            },
+            recipe=rebuild.recipe(net.backbone, net.blueprint.heads[0].size),
+            fingerprint=fingerprint(net.blueprint),
+        )
+        archive.write(Path(path), record.to_dict(), tensors)
+
+
+def load(path: Any, model: nn.Module | None = None) -> EideticNet:
+    """Open a network that was saved, on the CPU and in the precision it had.
+
+    From here on it does what the saved one would have done, bit for bit. No code in the file is
+    run. Only the start of a task that was open is forgotten, if no seed gives it again: then
+    ``rollback()`` raises.
+
+    Args:
+        path: a file that ``net.save`` wrote.
+        model: a new model built as the saved one was, with any values, on any device (``meta``
+            too). It is copied without its values and stays as it is. May be left out for
+            models that timm or torchvision build by name.
+
+    Example:
+        >>> import tempfile, torch, autoeidetic
+        >>> from torch import nn
+        >>> def build():
+        ...     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> net = autoeidetic.convert(build(), torch.randn(2, 4))
+        >>> net.prepare_for_task(0, num_classes=2); net.prune(0.5); net.finish_task()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     net.save(f"{folder}/net.safetensors")
+        ...     again = autoeidetic.load(f"{folder}/net.safetensors", model=build())
+        >>> x = torch.randn(5, 4)
+        >>> torch.equal(again(x, task=0), net(x, task=0))
+        True
+
+    Raises:
+        CheckpointError: the file is missing, damaged or something else; it does not tell how to
+            build the model; the model is not the one that was saved.
+    """
+    if model is not None and not isinstance(model, nn.Module):
+        raise InputError(
+            f"model is a {type(model).__qualname__}, not a torch.nn.Module", remedy=_FRESH
+        )
+    with _about(path), torch.random.fork_rng(devices=[]):
+        description, tensors = archive.read(Path(path))
+        record = Record.parse(description)
+        example = decode(record.example, tensors)
+        if model is None:
+            model = rebuild.build(record.recipe)
+        net = _converted(_filled(model, record, tensors), record, example)
+        _check_same(net, record)
+        _resume(net, record, tensors)
+        return net
+
+
+@contextmanager
+def _about(path: Any) -> Iterator[None]:
+    """Say which file it is about."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"'{path}' {error.fact}", place=error.place, remedy=error.remedy
+        ) from error
+
+
+# -- what is saved -----------------------------------------------------------------------------
+
+
+def _distinct(slots: Mapping[str, Slot]) -> dict[str, Tensor]:
+    """Every tensor once, by the first of its names: ties are in the model's own structure."""
+    seen: set[int] = set()
+    result = {}
+    for name, (home, leaf) in slots.items():
+        if id(home[leaf]) not in seen:
+            seen.add(id(home[leaf]))
+            result[name] = home[leaf]
+    return result
+
+
+def _check_storable(net: EideticNet, values: Mapping[str, Tensor]) -> None:
+    for name, tensor in values.items():
+        if tensor.is_meta or tensor.layout != torch.strided:
+            raise CheckpointError(
+                f"cannot hold {name}: it has no values, or is not a dense tensor",
+                remedy="save a network of dense tensors on a real device",
+            )
+    for path, module in net.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            raise CheckpointError(
+                "cannot hold the extra state of a module (get_extra_state)",
+                place=Place(module=path),
+                remedy="keep the state in buffers",
+            )
+    first: dict[int, str] = {}
+    for name, tensor in values.items():
+        if isinstance(tensor, nn.Parameter) and tensor.numel():
+            other = first.setdefault(tensor.data_ptr(), name)
+            if other != name:
+                raise CheckpointError(
+                    f"cannot hold that {name} and {other} are different parameters in one memory",
+                    remedy="tie them by using the same Parameter in both places",
+                )
+
+
+# -- the way back ------------------------------------------------------------------------------
+
+
+def _filled(model: nn.Module, record: Record, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of a model with the values of the file, in the precision it was analysed in.
+
+    Values come before the analysis, for it looks at buffers (tables of indices).
+    """
+    if any(isinstance(module, Guarded) for module in model.modules()):
+        raise CheckpointError("needs a model that is not part of a network", remedy=_FRESH)
+    slots = enforce.slots(model, "backbone")
+    own = _distinct(slots)
+    _check_places(own, _caches(model, "backbone"), tensors, "backbone.")
+    memo: dict[int, Any] = {}
+    for name, tensor in own.items():
+        if name in tensors and tensors[name].shape == tensor.shape:
+            value = tensors[name]
+            if name in record.analysed_as:
+                value = value.to(dtype_of(record.analysed_as[name]))
+            memo[id(tensor)] = _parameter(value) if isinstance(tensor, nn.Parameter) else value
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:  # whatever a model's own code may raise
+        raise CheckpointError(
+            f"needs a copy of the model, which cannot be made: {error}", remedy=_FRESH
+        ) from error
+
+
+def _parameter(value: Tensor) -> nn.Parameter:
+    return nn.Parameter(value, requires_grad=value.is_floating_point() or value.is_complex())
+
+
+def _caches(module: nn.Module, prefix: str) -> set[str]:
+    """Buffers that the model makes by itself, perhaps of another shape with every input."""
+    return {
+        f"{path}.{name}"
+        for path, part in module.named_modules(prefix=prefix, remove_duplicate=False)
+        for name in part._non_persistent_buffers_set
+    }
+
+
+def _check_places(
+    own: Mapping[str, Tensor], caches: set[str], tensors: Mapping[str, Tensor], prefix: str
+) -> None:
+    """Is there a tensor in the file for each of these, and a place for each in the file?"""
+    saved = {name: t for name, t in tensors.items() if name.startswith(prefix)}
+    missing = [name for name in own if name not in saved and name not in caches]
+    extra = [name for name in saved if name not in own and name not in caches]
+    if missing:
+        raise CheckpointError(
+            f"has nothing for {missing[0]}, which the network has",
+            place=_holder(missing[0]),
+            remedy=_FRESH,
+        )
+    if extra:
+        raise CheckpointError(
+            f"has {extra[0]}, for which the network has no place",
+            place=_holder(extra[0]),
+            remedy=_FRESH,
+        )
+    for name, tensor in own.items():
+        if name not in caches and saved[name].shape != tensor.shape:
+            raise CheckpointError(
+                f"has {name} of shape {list(saved[name].shape)}, and the network one of shape "
+                f"{list(tensor.shape)}",
+                place=_holder(name),
+                remedy=_FRESH,
+            )
+
+
+def _holder(name: str) -> Place:
+    return Place(module=name.removeprefix("backbone.").rpartition(".")[0])
+
+
+def _converted(model: nn.Module, record: Record, example: Any) -> EideticNet:
+    args, kwargs = example
+    try:
+        return convert(model, kwargs or tuple(args), inplace=True, **record.options)
+    except AutoeideticError as error:
+        raise CheckpointError(
+            f"does not fit the model: {error.fact}", place=error.place, remedy=_FRESH
+        ) from error
+
+
+def _check_same(net: EideticNet, record: Record) -> None:
+    found = fingerprint(net.blueprint)
+    different = [name for name in found if found[name] != record.fingerprint.get(name)]
+    if different:
+        then, now = (", ".join(map(" ".join, v.items())) for v in (record.versions, versions()))
+        raise CheckpointError(
+            f"is of another model: {', '.join(different)} differ "
+            f"(it was saved with {then}; here are {now})",
+            remedy=_FRESH,
+        )
+
+
+def _resume(net: EideticNet, record: Record, tensors: Mapping[str, Tensor]) -> None:
+    """Put a network without any task where the saved one was."""
+    _take_over_tasks(net, record, tensors)
+    slots = enforce.slots(net.heads, "heads")
+    _check_places(_distinct(slots), _caches(net.heads, "heads"), tensors, "heads.")
+    values = _distinct(net._slots | slots)
+    for name, tensor in values.items():
+        if name in tensors and tensors[name].shape == tensor.shape:
+            tensor.data = tensors[name]
+    net._settle(freeze=True)
+    modules = dict(net.named_modules())
+    net.train(record.training)
+    for name in record.other_mode:
+        modules[name].training = not record.training
+    # only now: gradients of pinned elements are looked after where one is wanted at that time
+    for name in record.without_gradient:
+        values[name].requires_grad_(False)
+
+
+def _take_over_tasks(net: EideticNet, record: Record, tensors: Mapping[str, Tensor]) -> None:
+    layers = {head.layer for head in net.blueprint.heads}
+    for number, task in enumerate(record.tasks):
+        last = number == len(record.tasks) - 1
+        if task.index != number or not (task.finished or last) or task.classes.keys() != layers:
+            raise CheckpointError(
+                f"has a task '{task.name}' that does not follow from the ones before or does not "
+                "fit the output layers",
+                remedy="save the network again",
+            )
+    open_task = next((task.index for task in record.tasks if not task.finished), None)
+    owner, pruned = (_vector(tensors, name, net.owners.task.shape) for name in (_OWNERS, _PRUNED))
+    finished = len(record.tasks) - (open_task is not None)
+    if owner.dtype != net.owners.task.dtype or owner.min() < -1 or owner.max() >= finished:
+        raise CheckpointError("has owners that are no tasks", remedy="save the network again")
+    net.owners = replace(net.owners, task=owner, pruned=pruned.astype(bool), open_task=open_task)
+    net._tasks = list(record.tasks)
+    net._spreads = dict(record.spreads)
+    try:
+        for task in record.tasks:
+            net.heads[str(task.index)] = net._new_heads(task)
+    except AutoeideticError as error:
+        raise CheckpointError(
+            f"has a head that cannot be made: {error.fact}", place=error.place, remedy=_FRESH
+        ) from error
+
+
+def _vector(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> np.ndarray:
+    if name not in tensors or tuple(tensors[name].shape) != shape:
+        raise CheckpointError(f"has no {name} for every class", remedy="save the network again")
+    return tensors[name].numpy()

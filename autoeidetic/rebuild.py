@@ -1,0 +1,216 @@
+"""Rebuild: how to make the bare model of a network again, by its name in timm or torchvision.
+
+A recipe is a name and a few numbers. It is trusted only when a model built from it without data
+is described by the same lines as the model itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import nn
+
+from .errors import CheckpointError
+from .layers.guard import original_class
+
+Recipe = dict[str, Any]
+#: The only arguments that a recipe may have, and the libraries it may name.
+_ARGUMENTS = {"timm": ("num_classes", "in_chans", "img_size"), "torchvision": ("num_classes",)}
+#: Attributes that say nothing about what a model computes.
+_IRRELEVANT = frozenset(
+    "training _guard _compiled_call_impl pretrained_cfg default_cfg num_classes".split()
+)
+_found: dict[int, Recipe] = {}
+
+
+def recipe(model: nn.Module, classes: int) -> Recipe:
+    """How to build the model; ``{"why_not": ...}`` when nothing known gives the same.
+
+    ``classes``: the size of its output layer.
+    """
+    wanted = describe(model)
+    key = hash((classes, _architecture(model), *wanted))
+    if key not in _found:  # a network is saved many times, and candidates take time to build
+        _found[key] = _find(model, classes, wanted)
+    return _found[key]
+
+
+def _find(model: nn.Module, classes: int, wanted: list[str]) -> Recipe:
+    why_not = f"{original_class(model).__qualname__} is not a model of timm or torchvision"
+    for candidate in _candidates(model, classes):
+        try:
+            built = _build(candidate, "meta")
+        except Exception as error:  # whatever a constructor may raise for a wrong argument
+            why_not = f"{candidate['name']} cannot be built: {error}"
+            continue
+        different = _difference(wanted, describe(built))
+        if different is None:
+            return candidate
+        why_not = f"{candidate['library']}'s {candidate['name']} is different: {different}"
+    return {"why_not": why_not}
+
+
+def build(recipe: Recipe) -> nn.Module:
+    """The model of a recipe, with whatever values it starts with.
+
+    Raises:
+        CheckpointError: the recipe says that there is none, or names an unknown model.
+    """
+    if "why_not" in recipe:
+        raise CheckpointError(
+            f"does not tell how to build the model again ({recipe['why_not']})",
+            remedy="pass model=, a new model built as the saved one was; its values do not matter",
+        )
+    if not _known_name(recipe) or not _plain_arguments(recipe):
+        name, library = recipe.get("name"), recipe.get("library")
+        raise CheckpointError(
+            f"is of a model {name!r} of {library!r}, which is not known here",
+            remedy="install the version of the library it was saved with, or pass model=",
+        )
+    return _build(recipe, "cpu")
+
+
+def _known_name(recipe: Recipe) -> bool:
+    library, name = recipe.get("library"), recipe.get("name")
+    return library in _ARGUMENTS and isinstance(name, str) and name in _names(str(library))
+
+
+def _plain_arguments(recipe: Recipe) -> bool:
+    arguments = recipe.get("arguments")
+    if not isinstance(arguments, dict):
+        return False
+    numbers = [n for v in arguments.values() for n in (v if isinstance(v, list) else [v])]
+    return set(arguments) <= set(_ARGUMENTS[recipe["library"]]) and all(
+        type(n) is int for n in numbers
+    )
+
+
+def _names(library: str) -> list[str]:
+    if library == "timm":
+        import timm
+
+        return timm.list_models()
+    import torchvision
+
+    return torchvision.models.list_models()
+
+
+def _build(recipe: Recipe, device: str) -> nn.Module:
+    """Without pretrained values: nothing is fetched from anywhere."""
+    name, arguments = recipe["name"], recipe["arguments"]
+    with warnings.catch_warnings(), torch.device(device):
+        warnings.simplefilter("ignore")  # about initialisation, which is of no importance here
+        if recipe["library"] == "timm":
+            import timm
+
+            return timm.create_model(name, pretrained=False, **arguments)
+        import torchvision
+
+        takes = inspect.signature(torchvision.models.get_model_builder(name)).parameters
+        none = {key: None for key in ("weights", "weights_backbone") if key in takes}
+        return torchvision.models.get_model(name, **none, **arguments)
+
+
+# -- candidates --------------------------------------------------------------------------------
+
+
+def _candidates(model: nn.Module, classes: int) -> Iterator[Recipe]:
+    kind = original_class(model)
+    if _architecture(model) in _names("timm"):
+        yield from _timm_candidates(model, classes)
+    if kind.__module__.startswith("torchvision.models"):
+        import torchvision
+
+        for name in _names("torchvision"):
+            made = inspect.signature(torchvision.models.get_model_builder(name)).return_annotation
+            if made is kind:
+                for arguments in ({}, {"num_classes": classes}):
+                    yield {"library": "torchvision", "name": name, "arguments": arguments}
+
+
+def _config(model: nn.Module) -> Mapping[str, Any]:
+    """What timm notes on the models it builds."""
+    config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    return config if isinstance(config, Mapping) else {}
+
+
+def _architecture(model: nn.Module) -> str:
+    return str(_config(model).get("architecture", ""))
+
+
+def _timm_candidates(model: nn.Module, classes: int) -> Iterator[Recipe]:
+    """With all that may differ from what the architecture has by itself, as far as one can see."""
+    channels, *size = _config(model).get("input_size") or (3,)
+    image = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    resized = isinstance(image, (tuple, list)) and list(image) != size
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    # not every model has its first convolution on the image itself
+    for inputs in dict.fromkeys((channels, first.in_channels if first else channels)):
+        # an output layer that was replaced has another size than the model says
+        for outputs in dict.fromkeys((getattr(model, "num_classes", classes), classes)):
+            arguments = {"num_classes": outputs}
+            if inputs != channels:
+                arguments["in_chans"] = inputs
+            if resized:
+                arguments["img_size"] = list(image)
+            yield {"library": "timm", "name": _architecture(model), "arguments": arguments}
+
+
+# -- descriptions ------------------------------------------------------------------------------
+
+
+def describe(model: nn.Module) -> list[str]:
+    """A model without its values: classes, settings and hooks of modules, shapes, ties."""
+    lines: list[str] = []
+    first: dict[int, str] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        kind = original_class(module)
+        lines.append(f"'{path}' is {kind.__module__}.{kind.__qualname__}({module.extra_repr()})")
+        for name, value in sorted(module.__dict__.items()):
+            if name not in _IRRELEVANT and (text := _setting(name, value)) is not None:
+                lines.append(f"'{path}' has {name} = {text}")
+        persistent = {
+            name: buffer
+            for name, buffer in module._buffers.items()
+            if name not in module._non_persistent_buffers_set
+        }
+        for name, tensor in {**module._parameters, **persistent}.items():
+            if tensor is not None:
+                own = f"{path}.{name}"
+                lines.append(f"{own} {list(tensor.shape)} is {first.setdefault(id(tensor), own)}")
+    return lines
+
+
+def _difference(wanted: list[str], found: list[str]) -> str | None:
+    for ours, theirs in zip_longest(wanted, found, fillvalue="nothing"):
+        if ours != theirs:
+            return f"{ours}, not {theirs}"
+    return None
+
+
+def _setting(name: str, value: Any) -> str | None:
+    """A setting in words; None for what may be a cache: tensors, dictionaries, nothing."""
+    if name.endswith("_hooks"):
+        return repr([_function(hook) for hook in value.values()]) if value else None
+    if isinstance(value, (bool, int, float, str, torch.Size)):
+        return repr(value)
+    if isinstance(value, (tuple, list)):
+        parts = ["None" if item is None else _setting("", item) for item in value]
+        return repr(parts) if parts and None not in parts else None
+    if isinstance(value, (type, partial, types.FunctionType, types.BuiltinFunctionType)):
+        return _function(value)
+    return None
+
+
+def _function(value: Any) -> str:
+    if isinstance(value, partial):
+        return f"{_function(value.func)} with {value.args} {value.keywords}"
+    kind = value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)
+    return f"{kind.__module__}.{kind.__qualname__}"
