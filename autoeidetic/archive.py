@@ -99,7 +99,7 @@ def _outer(text: str | None) -> dict[str, Any]:
     if text is None:
         raise CheckpointError(
             "is a safetensors file that net.save has not written",
-            remedy="load its tensors into your model (safetensors.torch.load_file), then convert it",
+            remedy="load it into your model (safetensors.torch.load_model), then convert the model",
         )
     try:
         outer = json.loads(text)

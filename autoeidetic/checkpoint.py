@@ -8,9 +8,8 @@ network had is refused, for owners are numbers of classes.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,23 +18,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from . import archive, enforce, rebuild
+from . import archive, rebuild
 from .convert import convert
+from .enforce import slots
 from .errors import AutoeideticError, CheckpointError, InputError, Place
-from .layers.guard import Guarded
+from .fill import FRESH, check_places, distinct, filled
 from .net import EideticNet
-from .pins import Slot
 from .record import Record, decode, dtype_of, encode, fingerprint, versions
 
-_OWNERS, _PRUNED, _EXAMPLE = "owners", "pruned", "example."
-_FRESH = "pass a new model, built with the same code and arguments as the saved one"
+_OWNERS, _PRUNED = "owners", "pruned"
+_EXAMPLE = "example."
+_AGAIN = "save the network again"
 
 
 def save(net: EideticNet, path: Any) -> None:
     """Write a network to one file, all or nothing.
 
     The file is about as large as the model and its heads. A network can be saved at any time, in
-    the middle of a task as well; the optimizer and the generators of random numbers are not in it.
+    the middle of a task as well. The optimizer and the state of random generators are not in it,
+    nor what a module keeps outside of parameters and buffers.
 
     Example:
         >>> import tempfile, torch, autoeidetic
@@ -48,9 +49,9 @@ def save(net: EideticNet, path: Any) -> None:
     Raises:
         CheckpointError: the file cannot be written, or the network has state that no file holds.
     """
-    with _about(path):
+    with _about(path), _generator_untouched():
         net.pins.impose()
-        values = _distinct(net._slots)
+        values = distinct(net._slots)
         _check_storable(net, values)
         tensors = dict(values)
         tensors[_OWNERS] = torch.from_numpy(net.owners.task)
@@ -117,18 +118,26 @@ def load(path: Any, model: nn.Module | None = None) -> EideticNet:
     """
     if model is not None and not isinstance(model, nn.Module):
         raise InputError(
-            f"model is a {type(model).__qualname__}, not a torch.nn.Module", remedy=_FRESH
+            f"model is a {type(model).__qualname__}, not a torch.nn.Module", remedy=FRESH
         )
-    with _about(path), torch.random.fork_rng(devices=[]):
+    with _about(path), _generator_untouched():
         description, tensors = archive.read(Path(path))
+        _check_kinds(tensors)
         record = Record.parse(description)
         example = decode(record.example, tensors)
         if model is None:
             model = rebuild.build(record.recipe)
-        net = _converted(_filled(model, record, tensors), record, example)
+        # values come before the analysis, for it looks at buffers (tables of indices)
+        dtypes = {name: dtype_of(kind) for name, kind in record.analysed_as.items()}
+        net = _converted(filled(model, tensors, dtypes), record, example)
         _check_same(net, record)
         _resume(net, record, tensors)
         return net
+
+
+def _generator_untouched() -> AbstractContextManager[None]:
+    """Models and heads are built, on the CPU, with values that are of no importance."""
+    return torch.random.fork_rng(devices=[])
 
 
 @contextmanager
@@ -143,17 +152,6 @@ def _about(path: Any) -> Iterator[None]:
 
 
 # -- what is saved -----------------------------------------------------------------------------
-
-
-def _distinct(slots: Mapping[str, Slot]) -> dict[str, Tensor]:
-    """Every tensor once, by the first of its names: ties are in the model's own structure."""
-    seen: set[int] = set()
-    result = {}
-    for name, (home, leaf) in slots.items():
-        if id(home[leaf]) not in seen:
-            seen.add(id(home[leaf]))
-            result[name] = home[leaf]
-    return result
 
 
 def _check_storable(net: EideticNet, values: Mapping[str, Tensor]) -> None:
@@ -184,75 +182,11 @@ def _check_storable(net: EideticNet, values: Mapping[str, Tensor]) -> None:
 # -- the way back ------------------------------------------------------------------------------
 
 
-def _filled(model: nn.Module, record: Record, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of a model with the values of the file, in the precision it was analysed in.
-
-    Values come before the analysis, for it looks at buffers (tables of indices).
-    """
-    if any(isinstance(module, Guarded) for module in model.modules()):
-        raise CheckpointError("needs a model that is not part of a network", remedy=_FRESH)
-    slots = enforce.slots(model, "backbone")
-    own = _distinct(slots)
-    _check_places(own, _caches(model, "backbone"), tensors, "backbone.")
-    memo: dict[int, Any] = {}
-    for name, tensor in own.items():
-        if name in tensors and tensors[name].shape == tensor.shape:
-            value = tensors[name]
-            if name in record.analysed_as:
-                value = value.to(dtype_of(record.analysed_as[name]))
-            memo[id(tensor)] = _parameter(value) if isinstance(tensor, nn.Parameter) else value
-    try:
-        return copy.deepcopy(model, memo)
-    except Exception as error:  # whatever a model's own code may raise
-        raise CheckpointError(
-            f"needs a copy of the model, which cannot be made: {error}", remedy=_FRESH
-        ) from error
-
-
-def _parameter(value: Tensor) -> nn.Parameter:
-    return nn.Parameter(value, requires_grad=value.is_floating_point() or value.is_complex())
-
-
-def _caches(module: nn.Module, prefix: str) -> set[str]:
-    """Buffers that the model makes by itself, perhaps of another shape with every input."""
-    return {
-        f"{path}.{name}"
-        for path, part in module.named_modules(prefix=prefix, remove_duplicate=False)
-        for name in part._non_persistent_buffers_set
-    }
-
-
-def _check_places(
-    own: Mapping[str, Tensor], caches: set[str], tensors: Mapping[str, Tensor], prefix: str
-) -> None:
-    """Is there a tensor in the file for each of these, and a place for each in the file?"""
-    saved = {name: t for name, t in tensors.items() if name.startswith(prefix)}
-    missing = [name for name in own if name not in saved and name not in caches]
-    extra = [name for name in saved if name not in own and name not in caches]
-    if missing:
-        raise CheckpointError(
-            f"has nothing for {missing[0]}, which the network has",
-            place=_holder(missing[0]),
-            remedy=_FRESH,
-        )
-    if extra:
-        raise CheckpointError(
-            f"has {extra[0]}, for which the network has no place",
-            place=_holder(extra[0]),
-            remedy=_FRESH,
-        )
-    for name, tensor in own.items():
-        if name not in caches and saved[name].shape != tensor.shape:
-            raise CheckpointError(
-                f"has {name} of shape {list(saved[name].shape)}, and the network one of shape "
-                f"{list(tensor.shape)}",
-                place=_holder(name),
-                remedy=_FRESH,
-            )
-
-
-def _holder(name: str) -> Place:
-    return Place(module=name.removeprefix("backbone.").rpartition(".")[0])
+def _check_kinds(tensors: Mapping[str, Tensor]) -> None:
+    prefixes = ("backbone.", "heads.", _EXAMPLE)
+    for name in tensors:
+        if name not in (_OWNERS, _PRUNED) and not name.startswith(prefixes):
+            raise CheckpointError(f"has a tensor {name!r} of no known kind", remedy=_AGAIN)
 
 
 def _converted(model: nn.Module, record: Record, example: Any) -> EideticNet:
@@ -261,7 +195,7 @@ def _converted(model: nn.Module, record: Record, example: Any) -> EideticNet:
         return convert(model, kwargs or tuple(args), inplace=True, **record.options)
     except AutoeideticError as error:
         raise CheckpointError(
-            f"does not fit the model: {error.fact}", place=error.place, remedy=_FRESH
+            f"does not fit the model: {error.fact}", place=error.place, remedy=FRESH
         ) from error
 
 
@@ -273,27 +207,28 @@ def _check_same(net: EideticNet, record: Record) -> None:
         raise CheckpointError(
             f"is of another model: {', '.join(different)} differ "
             f"(it was saved with {then}; here are {now})",
-            remedy=_FRESH,
+            remedy=FRESH,
         )
 
 
 def _resume(net: EideticNet, record: Record, tensors: Mapping[str, Tensor]) -> None:
     """Put a network without any task where the saved one was."""
     _take_over_tasks(net, record, tensors)
-    slots = enforce.slots(net.heads, "heads")
-    _check_places(_distinct(slots), _caches(net.heads, "heads"), tensors, "heads.")
-    values = _distinct(net._slots | slots)
+    check_places(net.heads, "heads", tensors)
+    values = distinct(net._slots | slots(net.heads, "heads"))
     for name, tensor in values.items():
         if name in tensors and tensors[name].shape == tensor.shape:
             tensor.data = tensors[name]
     net._settle(freeze=True)
-    modules = dict(net.named_modules())
     net.train(record.training)
-    for name in record.other_mode:
-        modules[name].training = not record.training
-    # only now: gradients of pinned elements are looked after where one is wanted at that time
-    for name in record.without_gradient:
-        values[name].requires_grad_(False)
+    for name, module in net.named_modules():
+        if name in record.other_mode:
+            module.training = not record.training
+    # only now: pins look after gradients where one is wanted at the time they are made
+    without = set(record.without_gradient)
+    for name, tensor in values.items():
+        if isinstance(tensor, nn.Parameter) and (tensor.is_floating_point() or tensor.is_complex()):
+            tensor.requires_grad_(name not in without)
 
 
 def _take_over_tasks(net: EideticNet, record: Record, tensors: Mapping[str, Tensor]) -> None:
@@ -304,14 +239,16 @@ def _take_over_tasks(net: EideticNet, record: Record, tensors: Mapping[str, Tens
             raise CheckpointError(
                 f"has a task '{task.name}' that does not follow from the ones before or does not "
                 "fit the output layers",
-                remedy="save the network again",
+                remedy=_AGAIN,
             )
     open_task = next((task.index for task in record.tasks if not task.finished), None)
     owner, pruned = (_vector(tensors, name, net.owners.task.shape) for name in (_OWNERS, _PRUNED))
     finished = len(record.tasks) - (open_task is not None)
     if owner.dtype != net.owners.task.dtype or owner.min() < -1 or owner.max() >= finished:
-        raise CheckpointError("has owners that are no tasks", remedy="save the network again")
+        raise CheckpointError("has owners that are no tasks", remedy=_AGAIN)
     net.owners = replace(net.owners, task=owner, pruned=pruned.astype(bool), open_task=open_task)
+    if record.spreads.keys() != net._spreads.keys():
+        raise CheckpointError("has no spread of every parameter", remedy=_AGAIN)
     net._tasks = list(record.tasks)
     net._spreads = dict(record.spreads)
     try:
@@ -319,11 +256,11 @@ def _take_over_tasks(net: EideticNet, record: Record, tensors: Mapping[str, Tens
             net.heads[str(task.index)] = net._new_heads(task)
     except AutoeideticError as error:
         raise CheckpointError(
-            f"has a head that cannot be made: {error.fact}", place=error.place, remedy=_FRESH
+            f"has a head that cannot be made: {error.fact}", place=error.place, remedy=FRESH
         ) from error
 
 
 def _vector(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> np.ndarray:
     if name not in tensors or tuple(tensors[name].shape) != shape:
-        raise CheckpointError(f"has no {name} for every class", remedy="save the network again")
+        raise CheckpointError(f"has no {name} for every class", remedy=_AGAIN)
     return tensors[name].numpy()

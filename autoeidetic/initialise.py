@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -48,11 +48,11 @@ def reset(module: nn.Module, spread: float) -> None:
 
 @torch.no_grad()
 def fresh_values(
-    module: nn.Module, means: Callable[[str], tuple[float, float]]
+    module: nn.Module, spreads: Mapping[str, tuple[float, float]]
 ) -> dict[str, Tensor]:
     """New values for a module's own parameters and running statistics, by name.
 
-    ``means`` gives mean and spread of a parameter for modules that cannot initialise themselves.
+    ``spreads``: mean and spread of each parameter, for a module that cannot initialise itself.
     """
     if _reset_method(module) is not None:
         stand_in = _stand_in(module)
@@ -62,7 +62,7 @@ def fresh_values(
         return {**_present(stand_in._parameters), **_present(stand_in._buffers)}
     values = {}
     for name, parameter in _present(module._parameters).items():
-        mean, spread = means(name)
+        mean, spread = spreads[name]
         fresh = torch.empty_like(parameter, requires_grad=False)
         values[name] = fresh.normal_(mean, spread) if spread > 0 else fresh.fill_(mean)
     return values

@@ -17,6 +17,7 @@ from . import enforce, heads, initialise
 from .blueprint import ATTACHED, Blueprint, HeadPlan
 from .capacity import Capacity, capacity
 from .errors import CapacityError, DivergenceWarning, InputError, NonFiniteError, Place, TaskError
+from .free import FreeValues
 from .inputs import CallInputs
 from .layers.guard import Guard, Runtime, guard
 from .owners import FREE, Owners
@@ -147,7 +148,7 @@ class EideticNet(nn.Module):
         if self.open_task is not None:
             self.finish_task()
         if task == 0 or self.recycle == "keep":
-            self._snapshot = Snapshot(self._free_state())
+            self._snapshot = Snapshot(self.free.tensors())
         self._tasks.append(opened)
         self._start(made)
 
@@ -177,10 +178,10 @@ class EideticNet(nn.Module):
         task = self._tasks[-1]
         self.owners = self.owners.opened(task.index)
         if self._snapshot is not None:
-            self._restore(self._snapshot.load())
+            self.free.restore(self._snapshot.load())
         else:
             with _seeded(task.seed + 1):
-                self._recycle()
+                self.free.renew(self._spreads)
         self.heads[str(task.index)] = made
         self._settle(freeze=False)
 
@@ -205,57 +206,12 @@ class EideticNet(nn.Module):
             return self.backbone.get_parameter(head.parameters[0]).detach()
         return next(p for p in self.backbone.parameters() if p.is_floating_point()).detach()
 
-    @torch.no_grad()
-    def _recycle(self) -> None:
-        """Fresh values for free elements of parameters and running statistics."""
-        plan = self.blueprint.plan
-        for path, module in self.backbone.named_modules():
-            prefix = f"{path}." if path else ""
-            names = [prefix + name for name in (*module._parameters, *module._buffers)]
-            if not any(name in plan.parameters or name in plan.buffers for name in names):
-                continue
-            fresh = initialise.fresh_values(
-                module, lambda name: self._spreads.get(prefix + name, (0.0, 0.02))  # noqa: B023
-            )
-            for name, values in fresh.items():
-                self._write_free(prefix + name, values)
-
-    def _write_free(self, name: str, values: Tensor) -> None:
-        """Replace the free elements of a tensor of the backbone."""
-        home, leaf = self._slots[f"backbone.{name}"]
-        free = self._free_elements(name)
-        if free is not None:
-            home[leaf].copy_(torch.where(free.to(home[leaf].device), values, home[leaf]))
-
-    def _free_elements(self, name: str) -> Tensor | None:
-        """Which elements of a parameter or buffer belong to no finished task; None: not known."""
-        plan = self.blueprint.plan
-        if name in plan.parameters:
-            entry = plan.parameters[name]
-            return None if entry.head or not entry.used else ~self.owners.owned(entry.owner)
-        if name in plan.buffers:
-            return ~self.owners.owned(plan.buffers[name])
-        if name.endswith("num_batches_tracked"):
-            return torch.ones((), dtype=torch.bool)
-        return None
-
-    def _free_state(self) -> dict[str, Tensor]:
-        """Tensors of the backbone that have free elements."""
-        names = [n for n in self._slots if n.startswith("backbone.")]
-        names = [n.removeprefix("backbone.") for n in names]
-        result = {}
-        for name in names:
-            free = self._free_elements(name)
-            if free is not None and bool(free.any()):
-                home, leaf = self._slots[f"backbone.{name}"]
-                result[name] = home[leaf]
-        return result
-
-    @torch.no_grad()
-    def _restore(self, state: dict[str, Tensor]) -> None:
-        for name, values in state.items():
-            home, leaf = self._slots[f"backbone.{name}"]
-            self._write_free(name, values.to(home[leaf]))
+    @property
+    def free(self) -> FreeValues:
+        """What no finished task owns."""
+        inside = "backbone."
+        own = {n.removeprefix(inside): s for n, s in self._slots.items() if n.startswith(inside)}
+        return FreeValues(self.backbone, self.blueprint, self.owners, own)
 
     def rollback(self) -> None:
         """Take the network back to the start of the open task: all its training is gone.
@@ -478,7 +434,7 @@ class EideticNet(nn.Module):
 
     def _diverged(self) -> bool:
         """Are there free values that are infinite or NaN? Looked up again when they change."""
-        if self.open_task is None or self.training or torch.compiler.is_compiling():
+        if self.open_task is None or torch.compiler.is_compiling():
             return False
         tensors = [home[leaf] for home, leaf in self._slots.values()]
         now = state(tensors)
@@ -489,7 +445,7 @@ class EideticNet(nn.Module):
 
     def _suspect(self, asked: tuple[int, ...], outputs: list[Any]) -> bool:
         """Is there something infinite or NaN in what a finished task answers during training?"""
-        if self.open_task is None or self.training or torch.compiler.is_compiling():
+        if self.open_task is None or torch.compiler.is_compiling():
             return False
         return any(
             isinstance(leaf, Tensor) and leaf.is_floating_point() and not leaf.isfinite().all()
@@ -506,20 +462,8 @@ class EideticNet(nn.Module):
             DivergenceWarning,
             stacklevel=4,
         )
-        with torch.no_grad(), self._free_set_to_zero():
+        with torch.no_grad(), self.free.set_to_zero():
             return self._part(self._run((task,), args, kwargs), 0, (task,))
-
-    @contextmanager
-    def _free_set_to_zero(self) -> Iterator[None]:
-        tensors = self._free_state()
-        before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        try:
-            for name, tensor in tensors.items():
-                self._write_free(name, torch.zeros_like(tensor))
-            yield
-        finally:
-            for name, tensor in tensors.items():
-                tensor.detach().copy_(before[name])
 
     # -- reports -------------------------------------------------------------------------------
 

@@ -66,6 +66,15 @@ class Where:
             return tensor[self.mask.expand(tensor.shape)]
         return tensor.clone()
 
+    def holds(self, tensor: Tensor, values: Tensor) -> bool:
+        """Are these the marked elements?"""
+        now = tensor if self.everything else self.take(tensor)
+        return now.dtype == values.dtype and torch.equal(now, values)
+
+    def any(self, tensor: Tensor) -> bool:
+        """Is one of the marked elements not zero?"""
+        return bool((tensor if self.everything else self.take(tensor)).any())
+
     def put(self, tensor: Tensor, values: Tensor) -> None:
         """Write the marked elements in place."""
         if self.index is not None and self.dim is not None:
@@ -117,6 +126,8 @@ class Pins(nn.Module):
         self._seen: list[tuple[int, int, int]] = []
         self._fresh = False
         self._hooks: list[Any] = []
+        self._hooked: list[int] = []
+        self._covered: frozenset[str] = frozenset()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_hooks": [], "_slots": [], "_seen": []}
@@ -147,18 +158,22 @@ class Pins(nn.Module):
         pins = tuple(pin.to(tensors[pin.name].device) for pin in pins)
         if freeze:
             self._freeze(pins, tensors)
+        self._pins, self._slots = pins, [slots[pin.name] for pin in pins]
+        self._covered = frozenset(covered)
+        self._clear_gradients()
+        self.impose()
+
+    def _clear_gradients(self) -> None:
+        """Hooks that keep pinned elements out of gradients."""
         for hook in self._hooks:
             hook.remove()
-        self._pins, self._slots = pins, [slots[pin.name] for pin in pins]
         self._hooks = []
-        free_of_frozen = set(covered)
-        for pin in pins:
-            tensor = tensors[pin.name]
+        self._hooked = [id(tensor) for tensor in self.tensors()]
+        for pin, tensor in zip(self._pins, self.tensors(), strict=True):
             if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
-                frozen = None if pin.name in free_of_frozen else pin.frozen
+                frozen = None if pin.name in self._covered else pin.frozen
                 if frozen is not None or pin.zeros is not None:
                     self._hooks.append(tensor.register_hook(_gradient_hook(frozen, pin.zeros)))
-        self.impose()
 
     def _freeze(self, pins: tuple[Pin, ...], tensors: dict[str, Tensor]) -> None:
         values = {
@@ -180,15 +195,21 @@ class Pins(nn.Module):
         return self._seen != state(self.tensors())
 
     @torch.no_grad()
-    def impose(self) -> None:
-        """Put every pinned value back."""
+    def impose(self, *, surely: bool = False) -> None:
+        """Put every pinned value back.
+
+        A tensor that holds its values already is not written to, for its writing would break the
+        backward pass of what was computed with it; ``surely`` something moved, so do not look.
+        """
         tensors = self.tensors()
+        if [id(tensor) for tensor in tensors] != self._hooked:
+            self._clear_gradients()
         for pin, tensor in zip(self._pins, tensors, strict=True):
-            self._impose_one(pin, tensor.detach())
+            self._impose_one(pin, tensor.detach(), surely)
         self._seen = state(tensors)
         self._fresh = True
 
-    def _impose_one(self, pin: Pin, tensor: Tensor) -> None:
+    def _impose_one(self, pin: Pin, tensor: Tensor, surely: bool) -> None:
         if pin.frozen is not None:
             values = self.values(pin.name)
             if pin.frozen.everything and values.shape != tensor.shape:
@@ -198,8 +219,9 @@ class Pins(nn.Module):
                     place=Place(module=pin.name.removeprefix("backbone.").rpartition(".")[0]),
                     remedy="put it back: finished tasks need it as it was",
                 )
-            pin.frozen.put(tensor, values)
-        if pin.zeros is not None:
+            if surely or not pin.frozen.holds(tensor, values):
+                pin.frozen.put(tensor, values)
+        if pin.zeros is not None and (surely or pin.zeros.any(tensor)):
             pin.zeros.clear(tensor)
 
     def before_forward(self, training: bool) -> bool:
@@ -270,7 +292,7 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for pins in list(_watched):
         if any(id(tensor) in stepped for tensor in pins.tensors()):
-            pins.impose()
+            pins.impose(surely=True)
 
 
 register_optimizer_step_post_hook(_after_step)

@@ -27,6 +27,8 @@ _ARGUMENTS = {"timm": ("num_classes", "in_chans", "img_size"), "torchvision": ("
 _IRRELEVANT = frozenset(
     "training _guard _compiled_call_impl pretrained_cfg default_cfg num_classes".split()
 )
+#: Of a family of torchvision; the sizes of its models tell where to look first.
+_MOST_CANDIDATES = 4
 _found: dict[int, Recipe] = {}
 
 
@@ -46,9 +48,9 @@ def _find(model: nn.Module, classes: int, wanted: list[str]) -> Recipe:
     why_not = f"{original_class(model).__qualname__} is not a model of timm or torchvision"
     for candidate in _candidates(model, classes):
         try:
-            built = _build(candidate, "meta")
+            built = _build_without_data(candidate)
         except Exception as error:  # whatever a constructor may raise for a wrong argument
-            why_not = f"{candidate['name']} cannot be built: {error}"
+            why_not = f"{candidate['library']}'s {candidate['name']} cannot be built: {error}"
             continue
         different = _difference(wanted, describe(built))
         if different is None:
@@ -102,6 +104,13 @@ def _names(library: str) -> list[str]:
     return torchvision.models.list_models()
 
 
+def _build_without_data(recipe: Recipe) -> nn.Module:
+    try:
+        return _build(recipe, "meta")
+    except (NotImplementedError, RuntimeError):  # its constructor computes with tensors
+        return _build(recipe, "cpu")
+
+
 def _build(recipe: Recipe, device: str) -> nn.Module:
     """Without pretrained values: nothing is fetched from anywhere."""
     name, arguments = recipe["name"], recipe["arguments"]
@@ -126,13 +135,30 @@ def _candidates(model: nn.Module, classes: int) -> Iterator[Recipe]:
     if _architecture(model) in _names("timm"):
         yield from _timm_candidates(model, classes)
     if kind.__module__.startswith("torchvision.models"):
-        import torchvision
+        for name in _torchvision_names(model, kind, classes)[:_MOST_CANDIDATES]:
+            arguments = {"num_classes": classes} if classes else {}
+            yield {"library": "torchvision", "name": name, "arguments": arguments}
 
-        for name in _names("torchvision"):
-            made = inspect.signature(torchvision.models.get_model_builder(name)).return_annotation
-            if made is kind:
-                for arguments in ({}, {"num_classes": classes}):
-                    yield {"library": "torchvision", "name": name, "arguments": arguments}
+
+def _torchvision_names(model: nn.Module, kind: type, classes: int) -> list[str]:
+    """Builders of models of this class, the nearest in size first."""
+    import torchvision
+
+    size = sum(parameter.numel() for parameter in model.parameters())
+    heads = [p.numel() for p in model.parameters() if p.dim() > 1 and p.shape[0] == classes]
+    per_class = heads[-1] // classes + 1 if heads else 0
+    distance = {}
+    for name in _names("torchvision"):
+        builder = torchvision.models.get_model_builder(name)
+        if inspect.signature(builder).return_annotation is kind:
+            known = [weights.meta for weights in torchvision.models.get_model_weights(name)]
+            distance[name] = min((abs(_size(m, per_class, classes) - size) for m in known), default=0)
+    return sorted(distance, key=lambda name: distance[name])
+
+
+def _size(meta: Mapping[str, Any], per_class: int, classes: int) -> int:
+    """The number of parameters of a model that is published, had it been for these classes."""
+    return meta.get("num_params", 0) + per_class * (classes - len(meta.get("categories") or ()))
 
 
 def _config(model: nn.Module) -> Mapping[str, Any]:
@@ -149,17 +175,17 @@ def _timm_candidates(model: nn.Module, classes: int) -> Iterator[Recipe]:
     """With all that may differ from what the architecture has by itself, as far as one can see."""
     channels, *size = _config(model).get("input_size") or (3,)
     image = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    resized = isinstance(image, (tuple, list)) and list(image) != size
+    resized = list(image) if isinstance(image, (tuple, list)) and list(image) != size else None
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     # not every model has its first convolution on the image itself
     for inputs in dict.fromkeys((channels, first.in_channels if first else channels)):
         # an output layer that was replaced has another size than the model says
         for outputs in dict.fromkeys((getattr(model, "num_classes", classes), classes)):
-            arguments = {"num_classes": outputs}
+            arguments: dict[str, Any] = {"num_classes": outputs}
             if inputs != channels:
                 arguments["in_chans"] = inputs
-            if resized:
-                arguments["img_size"] = list(image)
+            if resized is not None:
+                arguments["img_size"] = resized
             yield {"library": "timm", "name": _architecture(model), "arguments": arguments}
 
 

@@ -28,8 +28,8 @@ class Record:
     """What a file tells of a network besides its tensors.
 
     ``other_mode``: modules that are not in the network's mode. ``analysed_as``: the type of a
-    tensor when the model was converted, where it is another now. ``recipe``: how to build the model.
-    ``fingerprint``: what the model's analysis must give again.
+    tensor when the model was converted, where it is another now. ``recipe``: how to build the
+    model. ``fingerprint``: what the model's analysis must give again.
     """
 
     versions: dict[str, str]

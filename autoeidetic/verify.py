@@ -145,11 +145,9 @@ def _scramble(net: EideticNet, generator: torch.Generator) -> None:
     """Random values for everything that belongs to no finished task."""
     finished = {f"heads.{task.index}." for task in net.tasks if task.finished}
     kept = set(net._own_heads())
-    idle = {  # no finished task reads these
-        name
-        for name, entry in net.blueprint.plan.parameters.items()
-        if (entry.head or not entry.used) and name not in kept
-    }
+    parameters = net.blueprint.plan.parameters.items()
+    idle = {name for name, entry in parameters if entry.head and name not in kept}
+    free = net.free
     for name, (home, leaf) in net._slots.items():
         tensor = home[leaf]
         if not tensor.is_floating_point() or any(name.startswith(p) for p in finished):
@@ -162,7 +160,7 @@ def _scramble(net: EideticNet, generator: torch.Generator) -> None:
         if not name.startswith("backbone.") or name.removeprefix("backbone.") in idle:
             tensor.copy_(noise)
         else:
-            net._write_free(name.removeprefix("backbone."), noise)
+            free.write(name.removeprefix("backbone."), noise)
 
 
 def _first_moved(net: EideticNet, kept: dict[str, Tensor], args: Any, kwargs: Any) -> str | None:

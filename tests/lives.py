@@ -8,10 +8,11 @@ recorded when they were finished.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -24,6 +25,15 @@ CLASSES = (4, 3, 5)
 
 class Forgotten(AssertionError):
     """A bit of a finished task has moved."""
+
+
+def cases(values: Iterable[Any], waiting: Mapping[Any, str]) -> list[Any]:
+    """Parameters of a test, of which some wait for a repair, for a reason."""
+
+    def marks(value: Any) -> list[pytest.MarkDecorator]:
+        return [pytest.mark.xfail(strict=True, reason=waiting[value])] if value in waiting else []
+
+    return [pytest.param(value, marks=marks(value)) for value in values]
 
 
 # -- small parts ----------------------------------------------------------------------------------

@@ -74,9 +74,9 @@ def started(model: type[nn.Module], **options: str) -> lives.Life:
 @torch.no_grad()
 def poison(net: EideticNet, value: float) -> None:
     """A value in every free element of every parameter of the backbone."""
-    for name, tensor in net._free_state().items():
+    for name, tensor in net.free.tensors().items():
         if tensor.is_floating_point() and "running" not in name:
-            net._write_free(name, torch.full_like(tensor, value))
+            net.free.write(name, torch.full_like(tensor, value))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -119,12 +119,12 @@ def test_train_mode_is_no_exception(model: type[nn.Module]) -> None:
 def test_one_infinite_element_is_enough(model: type[nn.Module]) -> None:
     life = started(model)
     net = life.net.eval()
-    name, tensor = next(iter(net._free_state().items()))
+    name, tensor = next(iter(net.free.tensors().items()))
     spoilt = tensor.detach().clone()
-    first = net._free_elements(name).expand(tensor.shape).reshape(-1)
+    first = net.free.elements(name).expand(tensor.shape).reshape(-1)
     spoilt.view(-1)[int(first.nonzero()[0])] = math.inf
     with torch.no_grad():
-        net._write_free(name, spoilt)
+        net.free.write(name, spoilt)
     with torch.no_grad(), pytest.warns(DivergenceWarning):
         assert torch.equal(net(X, task=0), life.said[0][0])
 
@@ -149,7 +149,7 @@ def test_written_through_data() -> None:
     net = life.net.eval()
     with torch.no_grad():
         net(X, task=0)  # remembers that everything is finite
-    free = net._free_elements("stem.weight").expand(net.backbone.stem.weight.shape)
+    free = net.free.elements("stem.weight").expand(net.backbone.stem.weight.shape)
     net.backbone.stem.weight.data[free] = math.nan
     with torch.no_grad(), pytest.warns(DivergenceWarning):
         assert torch.equal(net(X, task=0), life.said[0][0])
@@ -191,7 +191,7 @@ def test_non_finite_head_and_statistics() -> None:
         life.net.finish_task()
     life.net.rollback()
     with torch.no_grad():
-        life.net._write_free("bn.running_var", torch.full((8,), math.nan))
+        life.net.free.write("bn.running_var", torch.full((8,), math.nan))
     with pytest.raises(NonFiniteError, match="running_var"):
         life.net.finish_task()
 

@@ -30,8 +30,11 @@ def test_pages_have_examples() -> None:
 
 
 @pytest.mark.parametrize("page", RUNNING, ids=lambda page: page.stem)
-def test_code_blocks_run(page: Path, forget: None) -> None:
-    """All blocks of a page, one after another, in one namespace."""
+def test_code_blocks_run(
+    page: Path, forget: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All blocks of a page, one after another, in one namespace and an empty directory."""
+    monkeypatch.chdir(tmp_path)
     code = "\n".join(blocks(page, "python"))
     exec(compile(code, str(page), "exec"), {"__name__": "__main__"})
 

@@ -41,7 +41,7 @@ def tasks() -> list[Split]:
     splits = []
     for task in range(TASKS):
         rows = (labels // 2 == task).nonzero()[:, 0]
-        train, test = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+        train, test = rows[: len(rows) * 3 // 5], rows[len(rows) * 3 // 5 :]
         splits.append(Split(images[train], labels[train] % 2, images[test], labels[test] % 2))
     return splits
 
@@ -108,7 +108,7 @@ class Setup:
 SETUPS = {
     "mlp": Setup(mlp, rate=2e-3, epochs=20, recovery=6),
     "cnn": Setup(cnn, rate=3e-3, epochs=12, recovery=4),
-    "vit": Setup(vit, rate=3e-3, epochs=15, recovery=4),
+    "vit": Setup(vit, rate=2e-3, epochs=15, recovery=5),
     "lstm": Setup(Rows, rate=5e-3, epochs=25, recovery=8),
 }
 
@@ -119,7 +119,8 @@ SETUPS = {
 def batches(data: Split, size: int = 32) -> Iterator[tuple[Tensor, Tensor]]:
     order = torch.randperm(len(data.train_y))
     for rows in order.split(size):
-        yield data.train_x[rows], data.train_y[rows]
+        x = data.train_x[rows]
+        yield x + 0.2 * torch.randn_like(x), data.train_y[rows]
 
 
 def train(model: nn.Module, data: Split, rate: float, epochs: int) -> None:

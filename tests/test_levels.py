@@ -29,6 +29,8 @@ def table(layout: str, count: int, channels: int, current: int | None = None) ->
         owner[: channels // 2] += 1
     level = torch.arange(count)[:, None]
     include = owner == level if layout in ("disjoint", "constants") else owner <= level
+    if layout == "late":  # disjoint at first, then nested
+        include = torch.where(level < 3, owner == level, owner <= level)
     if current is not None:
         include[current] |= owner > current
     if layout == "constants":  # disjoint, but for one channel that every level reads
@@ -115,7 +117,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("mean", [0.0, 50.0])
-@pytest.mark.parametrize("layout", ["nested", "disjoint", "gap", "constants"])
+@pytest.mark.parametrize("layout", ["nested", "disjoint", "gap", "constants", "late"])
 @pytest.mark.parametrize("count", [1, 5, 20])
 @pytest.mark.parametrize("kind", KINDS)
 def test_values(kind: str, count: int, layout: str, mean: float) -> None:
@@ -206,7 +208,7 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "channels"), SIZES)
-@pytest.mark.parametrize("layout", ["nested", "disjoint", "constants"])
+@pytest.mark.parametrize("layout", ["nested", "disjoint", "constants", "late"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_outside_a_level_change_no_bit(
     kind: str, layout: str, rows: int, channels: int, dtype: torch.dtype
@@ -229,7 +231,7 @@ def test_values_outside_a_level_change_no_bit(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "channels"), SIZES)
-@pytest.mark.parametrize("layout", ["nested", "disjoint", "gap", "constants"])
+@pytest.mark.parametrize("layout", ["nested", "disjoint", "gap", "constants", "late"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_further_levels_change_no_bit(
     kind: str, layout: str, rows: int, channels: int, dtype: torch.dtype
@@ -337,7 +339,7 @@ def gradients(
     return list(torch.autograd.grad(y, leaves, seed, materialize_grads=True))
 
 
-@pytest.mark.parametrize("layout", ["nested", "disjoint", "gap", "constants"])
+@pytest.mark.parametrize("layout", ["nested", "disjoint", "gap", "constants", "late"])
 @pytest.mark.parametrize("current", [0, 4, 11])
 @pytest.mark.parametrize("kind", KINDS)
 def test_restricted_gradients(kind: str, current: int, layout: str) -> None:
@@ -375,7 +377,7 @@ def test_no_level_in_training_means_no_gradient(kind: str) -> None:
     assert run(kind, x, table("nested", 5, 48, 4), weight, bias).requires_grad
 
 
-@pytest.mark.parametrize("layout", ["nested", "disjoint", "constants"])
+@pytest.mark.parametrize("layout", ["nested", "disjoint", "constants", "late"])
 @pytest.mark.parametrize("current", [None, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_unrestricted_gradients(kind: str, current: int | None, layout: str) -> None:

@@ -66,12 +66,7 @@ WAITING = {
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
 
 
-def expected(name: str) -> object:
-    marks = [pytest.mark.xfail(strict=True, reason=WAITING[name])] if name in WAITING else []
-    return pytest.param(name, marks=marks)
-
-
-@pytest.mark.parametrize("name", [expected(n) for n in sorted(ZOO) if n not in REFUSED])
+@pytest.mark.parametrize("name", lives.cases(sorted(set(ZOO) - set(REFUSED)), WAITING))
 def test_zoo(name: str) -> None:
     model, inputs = ZOO[name]()
     options = {"gradients": lives.any_gradients} if name in NOT_DIFFERENTIABLE else {}
@@ -98,3 +93,52 @@ def test_not_differentiable_before_conversion_either(name: str) -> None:
     model, inputs = ZOO[name]()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         lives.loss_of(lives.call(model, inputs)).backward()
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_random_architectures(shard: int) -> None:
+    informative = 0
+
+    @seed(1000 * FIRST_SEED + shard)
+    @settings(
+        max_examples=-(-EXAMPLES // SHARDS),
+        deadline=None,
+        database=None,
+        print_blob=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(architectures.architectures())
+    def run(spec: architectures.Spec) -> None:
+        nonlocal informative
+        torch.manual_seed(spec.seed)
+        life = lives.live(*architectures.build(spec))
+        note(str(life.net.capacity()))
+        informative += 0 < life.net.capacity().tasks[0] < 1
+
+    run()
+    assert informative > 0.9 * EXAMPLES / SHARDS
+
+
+#: Real models at the smallest size they take.
+TIMM = {
+    "test_resnet": 64,
+    "test_vit": 160,
+    "test_convnext": 64,
+    "test_efficientnet": 64,
+    "test_nfnet": 64,
+    "test_byobnet": 64,
+    "test_mambaout": 64,
+}
+
+
+@pytest.mark.parametrize("name", sorted(TIMM))
+def test_timm(name: str) -> None:
+    life = lives.live(timm.create_model(name), torch.randn(2, 3, TIMM[name], TIMM[name]))
+    assert life.net.capacity().tasks[0] < 0.75
+
+
+@pytest.mark.parametrize(("name", "side"), [("resnet18", 32), ("mobilenet_v3_small", 64)])
+def test_torchvision(name: str, side: int) -> None:
+    model = torchvision.models.get_model(name)
+    life = lives.live(model, torch.randn(2, 3, side, side))
+    assert life.net.capacity().tasks[0] < 0.75

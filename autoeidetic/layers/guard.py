@@ -153,7 +153,7 @@ def _guarded_class(base: type) -> type:
 
 
 def _rebuild(base: type) -> nn.Module:
-    module = base.__new__(base)
+    module: nn.Module = nn.Module.__new__(base)
     module.__class__ = _guarded_class(base)
     return module
 
