@@ -76,8 +76,12 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
             outer = _outer((file.metadata() or {}).get(_KEY))
-            # copies, for what safetensors gives may still lie in the file
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            content = {"network": outer["network"], "strides": outer["strides"]}
+            if outer["digest"] != _digest(content, stored):
+                raise _damaged()
+            # copies, for what safetensors gives lies in the file, which may change
+            tensors = {name: tensor.clone() for name, tensor in stored.items()}
     except FileNotFoundError as error:
         raise CheckpointError("there is no such file", remedy="check the path") from error
     except OSError as error:
@@ -87,9 +91,6 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"is not a safetensors file, or is damaged ({error})",
             remedy=f"pass a file that net.save wrote; {_INTACT}",
         ) from error
-    content = {"network": outer["network"], "strides": outer["strides"]}
-    if outer["digest"] != _digest(content, tensors):
-        raise _damaged()
     for name, strides in outer["strides"].items():
         tensors[name] = _with_strides(tensors[name], strides)
     return outer["network"], tensors

@@ -12,12 +12,19 @@ from torch.utils import _pytree as pytree
 
 from .dependencies import Dependencies
 from .errors import HeadError, Place
-from .graph import Capture
-from .plan import Plan
-from .structure import Group, layer_of
+from .graph import Capture, operator_name
+from .plan import Plan, layer_of
+from .structure import Group
 from .values import array, core, varies
 
 Array = np.ndarray
+#: What may follow heads whose results go side by side. Not a pooling or an interpolation: their
+#: last bits depend on the number of channels.
+_SIDE_BY_SIDE = {"getitem"} | {
+    f"aten.{name}"
+    for name in "view reshape _unsafe_view flatten squeeze unsqueeze transpose permute contiguous "
+    "clone alias detach dropout add sub mul div neg".split()
+}
 #: The name of a head that the model itself does not have.
 ATTACHED = "attached"
 
@@ -29,7 +36,8 @@ class HeadPlan:
     ``holder`` is the module replaced; with ``leaf`` it is only that parameter of the module.
     ``inputs`` are the classes of what the layer reads; ``dim`` is where the classes lie in what
     it makes (in the parameter, for a leaf). A head that is *attached* reads an output of the
-    model, leaf number ``reads``.
+    model, leaf number ``reads``. ``nested`` is the path of a module around the head that mixes
+    channels, and is therefore run on what the task may see.
     """
 
     layer: str
@@ -40,14 +48,16 @@ class HeadPlan:
     inputs: Tensor
     dim: int
     reads: int = -1
+    nested: str = ""
 
 
 @dataclass(frozen=True)
 class Blueprint:
     """``outputs`` are the leaves of the model's output: the classes in each, None for none.
 
-    ``split`` gives for each of them the dimension along which the heads' classes lie; None: no
-    head is in it. ``joint``: one pass of the body can answer for several tasks.
+    ``split`` gives for each of them the dimension along which a head's classes lie, and that
+    head's layer; None: no head is in it. ``joint``: one pass of the body can answer for several
+    tasks.
     """
 
     plan: Plan
@@ -57,7 +67,7 @@ class Blueprint:
     locked: Array
     backbone_elements: int
     outputs: tuple[Tensor | None, ...]
-    split: tuple[int | None, ...]
+    split: tuple[tuple[int, str] | None, ...]
     joint: bool
     constants: tuple[str, ...]
     aliases: dict[str, str]
@@ -85,7 +95,7 @@ def blueprint(model: nn.Module, deps: Dependencies) -> Blueprint:
             head_class[array(plan.parameters[name].owner)] = True
     if not heads:
         heads = (_attached(leaves),)
-    split = tuple(_split(leaf, head_class) for leaf in leaves)
+    split = tuple(_split(leaf, heads, plan) for leaf in leaves)
     structure = deps._structure
     return Blueprint(
         plan=plan,
@@ -96,7 +106,7 @@ def blueprint(model: nn.Module, deps: Dependencies) -> Blueprint:
         backbone_elements=deps.backbone_elements,
         outputs=tuple(leaves),
         split=split,
-        joint=_joint(heads, leaves, split, head_class, plan),
+        joint=_joint(heads, leaves, split, deps),
         constants=_constants(capture, plan),
         aliases=dict(capture.aliases),
         modules={
@@ -111,9 +121,16 @@ def blueprint(model: nn.Module, deps: Dependencies) -> Blueprint:
 
 
 def _constants(capture: Capture, plan: Plan) -> tuple[str, ...]:
-    """Buffers that the outputs read and that follow no channel: frozen with the first task."""
-    read = {str(node.target) for node in capture.graph.nodes if node.op == "get_attr"}
-    return tuple(name for name in capture.buffers if name in read and name not in plan.buffers)
+    """Buffers that follow no channel: frozen with the first task.
+
+    Whether an output reads them is not known, for what is computed from constants alone is
+    not in the graph; only a batch norm's counter surely plays no part in eval mode.
+    """
+    return tuple(
+        name
+        for name in capture.buffers
+        if name not in plan.buffers and not name.endswith("num_batches_tracked")
+    )
 
 
 # -- heads -------------------------------------------------------------------------------------
@@ -122,7 +139,7 @@ def _constants(capture: Capture, plan: Plan) -> tuple[str, ...]:
 def _heads(model: nn.Module, deps: Dependencies) -> tuple[HeadPlan, ...]:
     result = []
     for head in deps.heads:
-        holder = head.parameters[0].rpartition(".")[0]
+        holder = head.layer if head.layer not in head.parameters else ""
         own = {name for name, _ in model.get_submodule(holder).named_parameters(holder)}
         if holder and own <= set(head.parameters):
             result.append(_module_head(deps, holder, head.parameters, head.size))
@@ -135,16 +152,27 @@ def _module_head(
     deps: Dependencies, path: str, parameters: tuple[str, ...], size: int
 ) -> HeadPlan:
     calls = [call for call in deps.capture.calls.values() if call.path == path]
-    inputs = [deps.values[node.name] for call in calls for node in _nodes(call.args)]
+    given = [_nodes((call.args, call.kwargs)) for call in calls]
+    inputs = [deps.values[node.name] for nodes in given for node in nodes]
     outputs = [deps.values[node.name] for call in calls for node in _nodes(call.outputs)]
-    if not calls or any(not torch.equal(i, inputs[0]) for i in inputs) or len(outputs) < 1:
+    if (
+        not outputs
+        or any(len(nodes) != 1 for nodes in given)
+        or any(not torch.equal(classes, inputs[0]) for classes in inputs)
+    ):
         raise HeadError(
             "the output layer is called on different features, or not as a module",
             place=Place(module=path),
             remedy="give the model one output layer that is called once",
         )
     dims = varies(outputs[0])
-    return HeadPlan(path, path, None, parameters, size, inputs[0], dims[-1] if dims else -1)
+    rows = {deps.plan.parameters[name].owner.shape[:1] for name in parameters}
+    if len(rows) == 1:  # the size of a layer, also when what follows ties its classes together
+        (size,) = rows.pop() or (size,)
+    dim = dims[-1] if dims else -1
+    around = [n.module for n in deps.plan.nested if path.startswith(f"{n.module}.")]
+    nested = around[0] if around else ""
+    return HeadPlan(path, path, None, parameters, size, inputs[0], dim, nested=nested)
 
 
 def _parameter_head(deps: Dependencies, name: str) -> HeadPlan:
@@ -181,33 +209,49 @@ def _nodes(structure: Any) -> list[fx.Node]:
 # -- outputs -----------------------------------------------------------------------------------
 
 
-def _split(leaf: Tensor | None, head_class: Array) -> int | None:
-    """The dimension of an output along which the head's classes lie."""
-    if leaf is None or not head_class[array(leaf)].all():
+def _split(
+    leaf: Tensor | None, heads: tuple[HeadPlan, ...], plan: Plan
+) -> tuple[int, str] | None:
+    """Where a head's classes lie in an output, one beside the other, and which head's."""
+    dims = [] if leaf is None else varies(leaf)
+    if leaf is None or len(dims) != 1 or core(leaf).unique().numel() != leaf.shape[dims[0]]:
         return None
-    dims = varies(leaf)
-    return dims[0] if len(dims) == 1 else None
+    for head in heads:
+        if head.parameters:
+            own = torch.cat([core(plan.parameters[n].owner).reshape(-1) for n in head.parameters])
+            if bool(torch.isin(core(leaf), own).all()):
+                return dims[0], head.layer
+    return None
 
 
 def _joint(
     heads: tuple[HeadPlan, ...],
     leaves: list[Tensor | None],
-    split: tuple[int | None, ...],
-    head_class: Array,
-    plan: Plan,
+    split: tuple[tuple[int, str] | None, ...],
+    deps: Dependencies,
 ) -> bool:
-    """Can several heads' results go side by side through what follows the heads?"""
+    """Can several heads' results go side by side through what follows the heads?
+
+    Only through operators that leave each class to itself, and its bits as they are.
+    """
     if heads[0].layer == ATTACHED:
         return True
-    if any(head.leaf is not None or head.dim < 0 for head in heads):
+    if any(head.leaf is not None or head.dim < 0 or head.nested for head in heads):
         return False
-    reads_head = head_class.copy()  # and what is derived from it
-    source, needed = plan.requires.reshape(-1, 2).T
-    while (reads_head[needed] & ~reads_head[source]).any():
-        reads_head[source[reads_head[needed]]] = True
-    for leaf, dim in zip(leaves, split, strict=True):
-        if leaf is None or not reads_head[array(leaf)].any():
+    paths = {head.holder for head in heads}
+    calls = [call for call in deps.capture.calls.values() if call.path in paths]
+    after = {node for call in calls for node in _nodes(call.outputs)}
+    for node in deps.capture.graph.nodes:
+        if node in after or not after.intersection(node.all_input_nodes):
             continue
-        if dim is None or core(leaf).unique().numel() != leaf.shape[dim]:
+        if node.op == "output":
+            break
+        if operator_name(node) not in _SIDE_BY_SIDE:
             return False
-    return True
+        after.add(node)
+    outputs = pytree.tree_leaves(deps.capture.output)
+    return all(
+        where is not None or node not in after
+        for node, where in zip(outputs, split, strict=True)
+        if isinstance(node, fx.Node)
+    )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .blueprint import Blueprint
 from .owners import FREE, Owners
-from .structure import layer_of
+from .plan import layer_of
 from .values import array, core, varies
 
 

@@ -217,7 +217,7 @@ def _resume(net: EideticNet, record: Record, tensors: Mapping[str, Tensor]) -> N
     check_places(net.heads, "heads", tensors)
     values = distinct(net._slots | slots(net.heads, "heads"))
     for name, tensor in values.items():
-        if name in tensors and tensors[name].shape == tensor.shape:
+        if name in tensors:
             tensor.data = tensors[name]
     net._settle(freeze=True)
     net.train(record.training)

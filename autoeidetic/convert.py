@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from .analysis import analyze
-from .blueprint import blueprint
+from .blueprint import ATTACHED, blueprint
 from .errors import InputError
 from .inputs import call_inputs
 from .net import EideticNet
@@ -48,6 +48,11 @@ def convert(
         raise InputError(f"recycle={recycle!r} is unknown", remedy='use "reinit" or "keep"')
     deps = analyze(model, example_inputs)
     plan = blueprint(model, deps)
+    if keep_head and plan.heads[0].layer == ATTACHED:
+        raise InputError(
+            "keep_head=True, but the model has no output layer to keep",
+            remedy="leave keep_head out: every task gets a head of its own",
+        )
     if not inplace:
         model = copy.deepcopy(model)
     return EideticNet(

@@ -21,7 +21,7 @@ from .algebra import Algebra
 from .errors import NoParametersError
 from .graph import operator_name
 from .nesting import accepted_sites, nested_modules, structure
-from .plan import ParameterPlan, Plan, Read
+from .plan import ParameterPlan, Plan, Read, layer_of
 from .propagate import Propagation, unit_numbers
 from .values import Value, array, core
 
@@ -61,7 +61,7 @@ def couple(propagation: Propagation) -> Coupling:
     classes = lambda node: relabel(tags[node]) if node in tags else None  # noqa: E731
     count = int(labels.max(initial=0))
     elements = _elements(owners, count)
-    edges = _edges(propagation, labels, set(nested))
+    edges = _edges(propagation, labels, set(nested), outputs)
     read_classes = _read_classes(reads, count)
     heads = _heads(propagation, owners, labels[outputs], edges, read_classes, unused)
     plan = Plan(
@@ -247,9 +247,22 @@ def _merge_useless_apart(
     return target[labels]
 
 
-def _edges(propagation: Propagation, labels: Array, nested: set[int]) -> Array:
-    """Requires edges between classes, each once."""
+def _edges(propagation: Propagation, labels: Array, nested: set[int], outputs: Array) -> Array:
+    """Requires edges between classes, each once.
+
+    A mixture that a weight or an output reads requires what went into it, even when the module
+    that makes it is evaluated level by level: so it has a level.
+    """
     left, right = _raw_edges(propagation, nested)
+    read = np.zeros(propagation.algebra.units.count, bool)
+    read[outputs] = True
+    for use in propagation.algebra.reads:
+        read[array(use.columns)] = True
+    for event in propagation.algebra.units.events:
+        if event.kind == "requires" and event.mixing in nested:
+            seen = read[event.left] & propagation.algebra.units.is_derived(event.left)
+            left = np.concatenate([left, event.left[seen]])
+            right = np.concatenate([right, event.right[seen]])
     a, b = labels[left], labels[right]
     apart = (a != b) & (a != 0) & (b != 0)
     size = int(labels.max(initial=0)) + 1
@@ -316,12 +329,14 @@ def _heads(
     final[outputs] = True
     final &= ~read
     final[edges[~final[edges[:, 0]], 1]] = False
-    made = {name for name, role in propagation.algebra.roles if role in ("output", "bias")}
-    return {
-        name
-        for name, owner in owners.items()
-        if name in made and name not in unused and final[array(owner)].all()
-    }
+    roles = propagation.algebra.roles
+    layers = {layer_of(name) for name, role in roles if role in ("output", "bias")}
+    normed = {name for name, role in roles if role == "norm"}
+    made = {name for name in owners if layer_of(name) in layers and name not in normed | unused}
+    for name, owner in owners.items():  # what ends in a norm, say, is a feature and not a head
+        if name not in made:
+            final[array(owner)] = False
+    return {name for name in made if final[array(owners[name])].all()}
 
 
 def _groups(plan: Plan) -> tuple[Array, int]:

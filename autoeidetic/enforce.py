@@ -18,11 +18,11 @@ from .blueprint import Blueprint
 from .errors import EnforcementError, Place
 from .layers.guard import CallCounter, Guard, Runtime
 from .layers.levels import LevelTable
-from .layers.nested import Level, Masks, NestedModule
+from .layers.nested import Level, Masks, NestedHead, NestedModule
 from .layers.treatments import ActiveRows, ComputedWeight, LevelNorms, RunningStatistics
 from .owners import LATER, Owners
-from .pins import Pin, Slot, Where
-from .plan import Nested, NestedCall, Norm, ParameterPlan
+from .pins import Home, Pin, Slot, Where
+from .plan import Nested, NestedCall, Norm, ParameterPlan, Read
 from .values import varies
 
 _PRODUCERS = ("aten.linear", "aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution")
@@ -32,10 +32,10 @@ def slots(module: nn.Module, prefix: str = "") -> dict[str, Slot]:
     """Where each parameter and buffer of a module is held, by name."""
     found: dict[str, Slot] = {}
     for path, part in module.named_modules(prefix=prefix, remove_duplicate=False):
-        for home in (part._parameters, part._buffers):
-            for name, tensor in home.items():
+        for kind in ("_parameters", "_buffers"):
+            for name, tensor in part.__dict__[kind].items():
                 if tensor is not None:
-                    found[f"{path}.{name}" if path else name] = (home, name)
+                    found[f"{path}.{name}" if path else name] = (Home(part, kind), name)
     return found
 
 
@@ -108,6 +108,15 @@ def guards(
             continue  # heads look at nothing but what their task may see
         place = device(nested.module)
         counter = CallCounter(nested.module, len(nested.calls))
+        if any(nested.module == head.nested for head in blueprint.heads):
+            held = _held(blueprint, nested.module)
+            tasks = {
+                task: _level(task, nested.calls, held, owners, place)
+                for task in range(_count(owners))
+            }
+            at(nested.module).whole = NestedHead(runtime, nested.module, tasks, counter)
+            at(nested.module).counter = counter
+            continue
         if nested.norms is not None:
             tables = [[_table(norm, owners, place) for norm in call] for call in nested.norms]
             if any(table is not None for call in tables for table in call):
@@ -176,20 +185,26 @@ def _statistics(
 def _computed(
     blueprint: Blueprint, owners: Owners, device: Callable[[str], torch.device]
 ) -> dict[str, ComputedWeight]:
-    found: dict[str, list[tuple[Tensor, Any]]] = defaultdict(list)
+    found: dict[str, dict[tuple[int, ...], Tensor]] = defaultdict(dict)
+    reads: dict[str, list[Read]] = defaultdict(list)
     for entry in blueprint.plan.parameters.values():
         for read in entry.reads:
-            if read.transformed and not entry.head:
-                hidden = owners.hidden(owners.level_of(read.rows), read.columns)
-                if bool(hidden.any()):
-                    found[read.module].append((~hidden, read))
+            if not read.transformed or entry.head:
+                continue
+            hidden = owners.hidden(owners.level_of(read.rows), read.columns)
+            if bool(hidden.any()):
+                # a module may be called several times, or compute several weights of one shape:
+                # a zero too many does no harm
+                shape, keep = tuple(read.columns.shape), ~hidden
+                before = found[read.module].get(shape)
+                found[read.module][shape] = keep if before is None else keep & before
+                reads[read.module].append(read)
     return {
         path: ComputedWeight(
             path=path,
-            keep=[keep.to(device(path)) for keep, _ in masks],
-            operators=", ".join(dict.fromkeys(read.operator for _, read in masks)),
-            lines=", ".join(dict.fromkeys(read.line for _, read in masks)),
-            shapes=[tuple(read.columns.shape) for _, read in masks],
+            keep={shape: keep.to(device(path)) for shape, keep in masks.items()},
+            operators=", ".join(dict.fromkeys(read.operator for read in reads[path])),
+            lines=", ".join(dict.fromkeys(read.line for read in reads[path])),
         )
         for path, masks in found.items()
     }
@@ -207,10 +222,9 @@ def _table(norm: Norm, owners: Owners, device: torch.device) -> LevelTable | Non
     include = torch.stack(
         [_vector(~owners.hidden(level, norm.inputs), norm.inputs) for level in range(number)]
     )
-    first = int(made[0])
-    if bool((made == first).all()) and 0 <= first < number and bool(include[first].all()):
-        return None
     use = torch.where(made >= number, number - 1, made.clamp(min=0))
+    if bool(include[use.unique()].all()):
+        return None
     return LevelTable(include.to(device), use.to(device), owners.open_task, norm.groups)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from .blueprint import ATTACHED, HeadPlan
 from .errors import HeadError, Place
@@ -55,6 +57,13 @@ def sizes(heads: tuple[HeadPlan, ...], num_classes: Any) -> dict[str, int]:
         HeadError: a number is missing or impossible.
     """
     result = {}
+    known = [head.layer for head in heads]
+    for layer in num_classes if isinstance(num_classes, Mapping) else ():
+        if layer not in known:
+            raise HeadError(
+                f"num_classes names {layer!r}, which is not an output layer",
+                remedy=f"the output layers are {', '.join(known)}",
+            )
     for head in heads:
         if isinstance(num_classes, Mapping):
             number = num_classes.get(head.layer)
@@ -150,13 +159,13 @@ class HeadSlot:
     visible: dict[int, Tensor | None] = field(default_factory=dict)
 
     def run(self, module: nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
-        features, *rest = args
         if self.runtime.features is not None:
-            self.runtime.features[self.layer] = features
-        results = [
-            (self.heads[task] or forward)(mask(features, self.visible[task]), *rest, **kwargs)
-            for task in self.runtime.tasks
-        ]
+            self.runtime.features[self.layer] = pytree.tree_leaves((args, kwargs))[0]
+        results = []
+        for task in self.runtime.tasks:
+            see = partial(mask, visible=self.visible[task])
+            seen, named = pytree.tree_map_only(Tensor, see, (args, kwargs))
+            results.append((self.heads[task] or forward)(*seen, **named))
         return results[0] if len(results) == 1 else torch.cat(results, self.dim)
 
 

@@ -7,7 +7,6 @@ mean and the spread it had when the model was converted. Only free elements are 
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -74,8 +73,7 @@ def _present(tensors: dict[str, Any]) -> dict[str, Tensor]:
 
 def _stand_in(module: nn.Module) -> nn.Module:
     """A module of the same class with tensors of its own, and so are its children's."""
-    stand_in = copy.copy(module)
-    stand_in.__class__ = original_class(module)
+    stand_in: nn.Module = nn.Module.__new__(original_class(module))
     stand_in.__dict__ = dict(module.__dict__)
     stand_in.__dict__.pop("_guard", None)
     stand_in._parameters = {

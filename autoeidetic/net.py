@@ -397,11 +397,9 @@ class EideticNet(nn.Module):
                 if head.leaf is None:
                     continue
                 own = self._head(tasks[0], head.layer)
-                if own is None:
-                    continue
                 home: dict[str, Any] = self.backbone.get_submodule(head.holder)._parameters
                 swapped.append((home, head.leaf, home[head.leaf]))
-                value = own.value
+                value = home[head.leaf] if own is None else own.value
                 home[head.leaf] = heads.mask(value, self._visible[head.layer, tasks[0]])
             yield
         finally:
@@ -420,12 +418,12 @@ class EideticNet(nn.Module):
             return self._head(task, ATTACHED)(features)
         if len(leaves) != len(self.blueprint.outputs):  # a model with other outputs in training
             return output
-        sizes = [next(iter(self._tasks[t].classes.values())) for t in asked]
         parts = []
-        for number, (leaf, dim) in enumerate(zip(leaves, self.blueprint.split, strict=True)):
-            if len(asked) > 1 and dim is not None:
-                leaf = leaf.split(sizes, dim)[position]
-            elif isinstance(leaf, Tensor) and dim is None:
+        for number, (leaf, where) in enumerate(zip(leaves, self.blueprint.split, strict=True)):
+            if len(asked) > 1 and where is not None:
+                dim, layer = where
+                leaf = leaf.split([self._tasks[t].classes[layer] for t in asked], dim)[position]
+            elif isinstance(leaf, Tensor) and where is None:
                 leaf = heads.mask(leaf, self._visible[number, task])
             parts.append(leaf)
         return pytree.tree_unflatten(parts, structure)
@@ -505,10 +503,10 @@ class EideticNet(nn.Module):
             if task.finished:
                 names = enforce.slots(self.heads[str(task.index)], f"heads.{task.index}")
                 prefixed += [Pin(name, Where(), None) for name in names]
-        whole = [pin.name for pin in prefixed if pin.frozen is not None and pin.frozen.everything]
-        self._stop_gradients(whole)
         covered = [f"backbone.{name}" for name in enforce.covered(self.blueprint)]
         self.pins.bind(prefixed, self._slots, covered, freeze=freeze)
+        # they keep requires_grad, for torch.matmul picks its kernel, and so its bits, by that
+        self._ddp_params_and_buffers_to_ignore = self._unused()
         watch(self.pins)
         self._install()
         self._finite = None
@@ -519,16 +517,15 @@ class EideticNet(nn.Module):
             return []
         return [name for head in self.blueprint.heads for name in head.parameters]
 
-    def _stop_gradients(self, whole: list[str]) -> None:
-        """What is pinned as a whole, and output layers nobody uses, need no gradient."""
-        names = list(whole)
-        if not (self.keep_head and len(self._tasks) <= 1):
-            names += [f"backbone.{n}" for head in self.blueprint.heads for n in head.parameters]
-        for name in names:
-            home, leaf = self._slots[name]
-            if isinstance(home[leaf], nn.Parameter):
-                home[leaf].requires_grad_(False)
-                home[leaf].grad = None
+    def _unused(self) -> list[str]:
+        """Output layers that take no part in training."""
+        names = [f"backbone.{n}" for head in self.blueprint.heads for n in head.parameters]
+        if self.keep_head and self.open_task == 0:
+            names = []
+        for task in self._tasks:
+            if task.finished:
+                names += enforce.slots(self.heads[str(task.index)], f"heads.{task.index}")
+        return names
 
     def _install(self) -> None:
         """Put guards on the modules that need one, take them from the others."""
@@ -556,7 +553,8 @@ class EideticNet(nn.Module):
         slot = heads.HeadSlot(self._runtime, head.layer, head.dim)
         for task in self._tasks:
             slot.heads[task.index] = self._head(task.index, head.layer)
-            slot.visible[task.index] = self._visible[head.layer, task.index]
+            seen = None if head.nested else self._visible[head.layer, task.index]
+            slot.visible[task.index] = seen
         return slot
 
     def train(self, mode: bool = True) -> EideticNet:

@@ -21,9 +21,24 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .errors import EnforcementError, Place
 
-#: Where a tensor is held: a module's dictionary of parameters or buffers, and the name in it.
-#: Looked up anew each time, for code may put another tensor there.
-Slot = tuple[dict[str, Any], str]
+
+@dataclass(frozen=True)
+class Home:
+    """A module's parameters or buffers, looked up anew each time: code may replace them."""
+
+    module: nn.Module
+    kind: str
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.module.__dict__[self.kind][name]
+
+    def is_cache(self, name: str) -> bool:
+        """Is it a buffer that the model makes by itself, perhaps of another shape each time?"""
+        return self.kind == "_buffers" and name in self.module._non_persistent_buffers_set
+
+
+#: Where a tensor is held, and its name there.
+Slot = tuple[Home, str]
 
 
 @dataclass(frozen=True)
@@ -204,8 +219,9 @@ class Pins(nn.Module):
         tensors = self.tensors()
         if [id(tensor) for tensor in tensors] != self._hooked:
             self._clear_gradients()
-        for pin, tensor in zip(self._pins, tensors, strict=True):
-            self._impose_one(pin, tensor.detach(), surely)
+        for pin, tensor, (home, leaf) in zip(self._pins, tensors, self._slots, strict=True):
+            if not home.is_cache(leaf) or tensor.shape == self.values(pin.name).shape:
+                self._impose_one(pin, tensor.detach(), surely)
         self._seen = state(tensors)
         self._fresh = True
 
@@ -252,8 +268,8 @@ class Pins(nn.Module):
 
 
 def _tensor(slot: Slot) -> Tensor:
-    holder, name = slot
-    return holder[name]
+    home, name = slot
+    return home[name]
 
 
 def state(tensors: list[Tensor]) -> list[tuple[int, int, int]]:

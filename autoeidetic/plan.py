@@ -12,6 +12,15 @@ import numpy as np
 from torch import Tensor
 
 
+def layer_of(parameter: str) -> str:
+    """The module that a parameter belongs to; the parameter itself when the root holds it.
+
+    For a parameter that a weight is computed from, the module that has the weight.
+    """
+    layer, parametrised, _ = parameter.partition(".parametrizations.")
+    return layer if parametrised else parameter.rpartition(".")[0] or parameter
+
+
 @dataclass(frozen=True)
 class Read:
     """One use of a weight: the class whose value each of its elements multiplies.

@@ -29,6 +29,7 @@ _IRRELEVANT = frozenset(
 )
 #: Of a family of torchvision; the sizes of its models tell where to look first.
 _MOST_CANDIDATES = 4
+_VERSION = "install the version of the library it was saved with, or pass model="
 _found: dict[int, Recipe] = {}
 
 
@@ -46,7 +47,7 @@ def recipe(model: nn.Module, classes: int) -> Recipe:
 
 def _find(model: nn.Module, classes: int, wanted: list[str]) -> Recipe:
     why_not = f"{original_class(model).__qualname__} is not a model of timm or torchvision"
-    for candidate in _candidates(model, classes):
+    for candidate in filter(_plain_arguments, _candidates(model, classes)):
         try:
             built = _build_without_data(candidate)
         except Exception as error:  # whatever a constructor may raise for a wrong argument
@@ -74,14 +75,22 @@ def build(recipe: Recipe) -> nn.Module:
         name, library = recipe.get("name"), recipe.get("library")
         raise CheckpointError(
             f"is of a model {name!r} of {library!r}, which is not known here",
-            remedy="install the version of the library it was saved with, or pass model=",
+            remedy=_VERSION,
         )
-    return _build(recipe, "cpu")
+    try:
+        return _build(recipe, "cpu")
+    except Exception as error:  # whatever a constructor may raise
+        raise CheckpointError(
+            f"is of {recipe['name']} with {recipe['arguments']}, which cannot be built: {error}",
+            remedy=_VERSION,
+        ) from error
 
 
 def _known_name(recipe: Recipe) -> bool:
     library, name = recipe.get("library"), recipe.get("name")
-    return library in _ARGUMENTS and isinstance(name, str) and name in _names(str(library))
+    if not isinstance(library, str) or library not in _ARGUMENTS:
+        return False
+    return name in _names(library)
 
 
 def _plain_arguments(recipe: Recipe) -> bool:
@@ -152,7 +161,8 @@ def _torchvision_names(model: nn.Module, kind: type, classes: int) -> list[str]:
         builder = torchvision.models.get_model_builder(name)
         if inspect.signature(builder).return_annotation is kind:
             known = [weights.meta for weights in torchvision.models.get_model_weights(name)]
-            distance[name] = min((abs(_size(m, per_class, classes) - size) for m in known), default=0)
+            sizes = [_size(meta, per_class, classes) for meta in known]
+            distance[name] = min((abs(other - size) for other in sizes), default=0)
     return sorted(distance, key=lambda name: distance[name])
 
 

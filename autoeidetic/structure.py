@@ -14,6 +14,7 @@ from torch import Tensor
 from .couple import Coupling
 from .errors import Place
 from .graph import operator_name, place
+from .plan import layer_of
 from .values import array
 
 Array = np.ndarray
@@ -170,11 +171,6 @@ class Structure:
     largest_class: int
     locked_classes: Array
     outside: Array
-
-
-def layer_of(parameter: str) -> str:
-    """The module that holds a parameter; the parameter itself when the root holds it."""
-    return parameter.rpartition(".")[0] or parameter
 
 
 def build(coupling: Coupling) -> Structure:

@@ -257,12 +257,12 @@ def bytes_report(records: list[Record]) -> str:
 
 def _cost_table(records: list[Record], plain: str, other: str, scale: float) -> str:
     lines = [
-        f"| model | what | {plain} | {other} | ratio | budget | |",
-        "|---|---|---|---|---|---|---|",
+        f"| model | what | {plain} | {other} | ratio | budget | | processor |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for record in records:
         if "error" in record:
-            lines.append(f"| {record['model']} | {record['error']} | | | | | fail |")
+            lines.append(f"| {record['model']} | {record['error']} | | | | | fail | |")
         lines.extend(_cost_row(record["model"], row, scale) for row in record.get("rows", []))
     return "\n".join(lines)
 
@@ -272,8 +272,8 @@ def _cost_row(model: str, row: Record, scale: float) -> str:
     if budget is not None:
         verdict = "pass" if row["ratio"] <= budget else "fail"
     numbers = f"{row['plain'] * scale:,.1f} | {row['converted'] * scale:,.1f}"
-    limit = "" if budget is None else budget
-    return f"| {model} | {row['what']} | {numbers} | {row['ratio']:.3f} | {limit} | {verdict} |"
+    cells = [numbers, f"{row['ratio']:.3f}", "" if budget is None else str(budget), verdict]
+    return f"| {model} | {row['what']} | {' | '.join(cells)} | {_number(row.get('cpu_ratio'))} |"
 
 
 def _setting_line() -> str:

@@ -8,11 +8,10 @@ recorded when they were finished.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -22,18 +21,11 @@ from autoeidetic.net import EideticNet
 
 CLASSES = (4, 3, 5)
 
+#: Shows or does not, by the luck of rounding.
 
-class Forgotten(AssertionError):
+
+class Forgotten(AssertionError):  # noqa: N818
     """A bit of a finished task has moved."""
-
-
-def cases(values: Iterable[Any], waiting: Mapping[Any, str]) -> list[Any]:
-    """Parameters of a test, of which some wait for a repair, for a reason."""
-
-    def marks(value: Any) -> list[pytest.MarkDecorator]:
-        return [pytest.mark.xfail(strict=True, reason=waiting[value])] if value in waiting else []
-
-    return [pytest.param(value, marks=marks(value)) for value in values]
 
 
 # -- small parts ----------------------------------------------------------------------------------
@@ -51,9 +43,7 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
             if parameter.is_floating_point() and (parameter == parameter.flatten()[0]).all():
                 parameter.add_(noise(parameter))
         for name, buffer in model.named_buffers():
-            if name.endswith("running_mean"):
-                buffer.add_(noise(buffer))
-            elif name.endswith("running_var"):
+            if name.endswith(("running_mean", "running_var")):
                 buffer.add_(noise(buffer))
     return model
 

@@ -70,9 +70,9 @@ class Block(nn.Module):
 
 def cnn() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 40, 3, padding=1, bias=False), nn.BatchNorm2d(40), nn.ReLU(),
-        Block(40), nn.MaxPool2d(2), Block(40),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(40, 2),
+        nn.Conv2d(1, 60, 3, padding=1, bias=False), nn.BatchNorm2d(60), nn.ReLU(),
+        nn.MaxPool2d(2), Block(60), Block(60),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(60, 2),
     )  # fmt: skip
 
 

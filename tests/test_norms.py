@@ -125,14 +125,6 @@ MIXING: dict[str, Callable[[], nn.Module]] = {
 
 NORMS = {**RUNNING, **APART, **LEVELS, **MIXING}
 
-LOOSE = {
-    "evo_norm_batch": "a buffer that is computed with before it meets a channel is not pinned"
-}
-FOLDING = dict.fromkeys(
-    ["grn_last", *(n for n in LEVELS if isinstance(LEVELS[n](), Last))],
-    "finish_task changes requires_grad, and with it the kernel that torch.matmul picks",
-)
-
 
 def inputs_for(model: nn.Module) -> Tensor:
     if isinstance(model, Around) and isinstance(model.stem, nn.Conv1d):
@@ -148,13 +140,13 @@ def build(name: str) -> tuple[nn.Module, Tensor]:
     return model, inputs_for(model)
 
 
-@pytest.mark.parametrize("name", lives.cases(NORMS, LOOSE))
+@pytest.mark.parametrize("name", NORMS)
 def test_life(name: str) -> None:
     life = lives.live(*build(name))
     assert 0 < life.net.capacity().tasks[0] < 1
 
 
-@pytest.mark.parametrize("name", lives.cases(NORMS, LOOSE))
+@pytest.mark.parametrize("name", NORMS)
 def test_disjoint_life(name: str) -> None:
     lives.live(*build(name), forward_transfer=False)
 
@@ -301,7 +293,7 @@ def kept(model: nn.Module, x: Any) -> None:
     assert lives.same(lives.answers(net, x, 0), expected)
 
 
-@pytest.mark.parametrize("name", lives.cases(NORMS, {**LOOSE, **FOLDING}))
+@pytest.mark.parametrize("name", NORMS)
 def test_kept_model_computes_what_it_did(name: str) -> None:
     kept(*build(name))
 

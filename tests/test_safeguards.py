@@ -1,4 +1,7 @@
-"""Every safeguard is tested by removing it: without it some finished task moves."""
+"""Every safeguard is tested by removing it: without it some finished task moves.
+
+With all of them in place nothing moves on any of these models: see ``test_lives.py``.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +27,21 @@ Patch = pytest.MonkeyPatch
 
 
 def no_pins(patch: Patch) -> None:
-    patch.setattr(Pins, "impose", lambda self: None)
-    patch.setattr(Pins, "before_forward", lambda self, training: False)
+    patch.setattr(Pins, "impose", lambda self, **_: None)
+    patch.setattr(Pins, "before_forward", lambda self, *_: False)
 
 
 def no_frozen_values(patch: Patch) -> None:
     """Zeros are imposed, frozen values are not."""
 
-    def zeros_only(self: Pins) -> None:
+    def zeros_only(self: Pins, **_: Any) -> None:
         with torch.no_grad():
             for pin, tensor in zip(self._pins, self.tensors(), strict=True):
                 if pin.zeros is not None:
                     pin.zeros.clear(tensor.detach())
 
     patch.setattr(Pins, "impose", zeros_only)
-    patch.setattr(Pins, "before_forward", lambda self, training: zeros_only(self) or False)
+    patch.setattr(Pins, "before_forward", lambda self, *_: zeros_only(self) or False)
 
 
 def no_zeros(patch: Patch) -> None:
@@ -135,17 +138,12 @@ REMOVED: list[tuple[Callable[[Patch], None], tuple[str, ...]]] = [
     (no_nested_modules, ("global_response_norm", "eca", "cbam")),
     (nested_parameters_shown, ("softmax_then_linear",)),
     (open_pruning, ("spatial_gate", "attention_written")),
-    (no_locks, ("spatial_gate", "token_mixing")),
+    (no_locks, ("spatial_gate", "shared_scalar", "squeeze_excite")),
     (without_treatment(ComputedWeight), ("std_conv", "scaled_std_conv")),
     (blind_heads, ("mlp", "conv_bn_relu", "matmul_parameter")),
 ]
 
 CASES = [(remove, name) for remove, names in REMOVED for name in names]
-
-
-@pytest.mark.parametrize("name", sorted({name for _, name in CASES if name != "token_mixing"}))
-def test_all_in_place(name: str) -> None:
-    lives.live(*ZOO[name]())
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,8 @@ class NestedModule:
     def run(self, module: nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
         number = self.counter.next()
         results = [
-            self._run_level(level, number, module, forward, args, kwargs) for level in self.levels
+            _run(self.runtime, self.path, level, number, module, forward, args, kwargs)
+            for level in self.levels
         ]
         leaves, structure = pytree.tree_flatten(results[-1])
         for level, result in zip(self.levels[:-1], results[:-1], strict=True):
@@ -67,29 +68,53 @@ class NestedModule:
             ]
         return pytree.tree_unflatten(leaves, structure)
 
-    def _run_level(
-        self, level: Level, number: int, module: nn.Module, forward: Forward, args: Any, kwargs: Any
-    ) -> Any:
-        frozen = self.runtime.restrict and not level.learns
-        leaves, structure = pytree.tree_flatten((args, kwargs))
-        masks = level.calls[number].visible
-        if len(leaves) != len(masks):
-            raise EnforcementError(
-                f"called with {len(leaves)} values where the analysis saw {len(masks)}",
-                place=Place(module=self.path),
-                remedy="convert the model with example inputs of the kind it is used with",
-            )
-        seen = [
-            value if mask is None else torch.where(mask, value, torch.zeros_like(value))
-            for value, mask in zip(leaves, masks, strict=True)
-        ]
-        args, kwargs = pytree.tree_unflatten(seen, structure)
-        settled, self.runtime.settled = self.runtime.settled, not level.learns
-        try:
-            with torch.no_grad() if frozen else nullcontext(), _restricted(module, level):
-                return forward(*args, **kwargs)
-        finally:
-            self.runtime.settled = settled
+
+@dataclass
+class NestedHead:
+    """A module with the output layer in it: run on what the task that is asked for may see."""
+
+    runtime: Runtime
+    path: str
+    levels: dict[int, Level]
+    counter: CallCounter
+
+    def run(self, module: nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
+        (task,) = self.runtime.tasks
+        number, level = self.counter.next(), self.levels[task]
+        return _run(self.runtime, self.path, level, number, module, forward, args, kwargs)
+
+
+def _run(
+    runtime: Runtime,
+    path: str,
+    level: Level,
+    number: int,
+    module: nn.Module,
+    forward: Forward,
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    """Run a module on what one level may see."""
+    frozen = runtime.restrict and not level.learns
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    masks = level.calls[number].visible
+    if len(leaves) != len(masks):
+        raise EnforcementError(
+            f"called with {len(leaves)} values where the analysis saw {len(masks)}",
+            place=Place(module=path),
+            remedy="convert the model with example inputs of the kind it is used with",
+        )
+    seen = [
+        value if mask is None else torch.where(mask, value, torch.zeros_like(value))
+        for value, mask in zip(leaves, masks, strict=True)
+    ]
+    args, kwargs = pytree.tree_unflatten(seen, structure)
+    settled, runtime.settled = runtime.settled, not level.learns
+    try:
+        with torch.no_grad() if frozen else nullcontext(), _restricted(module, level):
+            return forward(*args, **kwargs)
+    finally:
+        runtime.settled = settled
 
 
 @contextmanager

@@ -79,15 +79,13 @@ def _window(stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 
 class ComputedWeight(_Treatment):
     """Zeros on a weight that is computed from a parameter (weight standardisation).
 
-    ``keep`` are the elements that may be non-zero, one mask for each use of a computed weight
-    in this module.
+    ``keep`` are the elements that may be non-zero, by the shape of the computed weight.
     """
 
     path: str
-    keep: list[Tensor]
+    keep: dict[tuple[int, ...], Tensor]
     operators: str
     lines: str
-    shapes: list[tuple[int, ...]]
     matched: int = 0
     functions: ClassVar[frozenset[Any]] = (
         _CONVOLUTIONS
@@ -114,12 +112,10 @@ class ComputedWeight(_Treatment):
     def _matching(self, weight: Any) -> Tensor | None:
         if not isinstance(weight, Tensor) or isinstance(weight, nn.Parameter):
             return None
-        for keep, shape in zip(self.keep, self.shapes, strict=True):
-            if weight.shape == shape:
-                return keep
-            if len(shape) == 2 and weight.shape == shape[::-1]:
-                return keep.mT
-        return None
+        shape = tuple(weight.shape)
+        if shape not in self.keep and len(shape) == 2 and shape[::-1] in self.keep:
+            return self.keep[shape[::-1]].mT
+        return self.keep.get(shape)
 
     def finish(self, module: nn.Module, calls: int) -> None:
         matched, self.matched = self.matched, 0
