@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 from .blueprint import Blueprint
 from .errors import EnforcementError, Place
 from .layers.guard import CallCounter, Guard, Runtime
-from .layers.levels import LevelTable
 from .layers.nested import Level, Masks, NestedHead, NestedModule
+from .layers.tables import LevelTable
 from .layers.treatments import ActiveRows, ComputedWeight, LevelNorms, RunningStatistics
 from .owners import LATER, Owners
 from .pins import Home, Pin, Slot, Where

@@ -290,8 +290,7 @@ class EideticNet(nn.Module):
         self._settle(freeze=True)
 
     def _check_finite(self) -> None:
-        tensors = [*self.named_parameters(), *self.named_buffers()]
-        bad = [name for name, t in tensors if t.is_floating_point() and not t.isfinite().all()]
+        bad = [name for name, tensor in self._trained().items() if not tensor.isfinite().all()]
         if bad:
             raise NonFiniteError(
                 f"task {self.open_task} cannot be finished: {len(bad)} tensors hold infinite "
@@ -300,6 +299,17 @@ class EideticNet(nn.Module):
                 remedy="net.rollback() takes the network back to the start of the task; train "
                 "again with a lower learning rate",
             )
+
+    def _trained(self) -> dict[str, Tensor]:
+        """What training changes; a mask in a buffer may well be infinite."""
+        statistics = {f"backbone.{name}" for name in self.blueprint.plan.buffers}
+        tensors = {name: home[leaf] for name, (home, leaf) in self._slots.items()}
+        return {
+            name: tensor
+            for name, tensor in tensors.items()
+            if tensor.is_floating_point()
+            and (isinstance(tensor, nn.Parameter) or name in statistics)
+        }
 
     def _need_open(self, call: str) -> None:
         if self.open_task is None:
@@ -434,11 +444,10 @@ class EideticNet(nn.Module):
         """Are there free values that are infinite or NaN? Looked up again when they change."""
         if self.open_task is None or torch.compiler.is_compiling():
             return False
-        tensors = [home[leaf] for home, leaf in self._slots.values()]
+        tensors = list(self._trained().values())
         now = state(tensors)
         if self._finite is None or self._finite[0] != now:
-            finite = all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point())
-            self._finite = (now, finite)
+            self._finite = (now, all(bool(t.isfinite().all()) for t in tensors))
         return not self._finite[1]
 
     def _suspect(self, asked: tuple[int, ...], outputs: list[Any]) -> bool:

@@ -823,7 +823,7 @@ def test_only_known_models_are_built(recipe: Any, saved: Path, monkeypatch: Any)
 
 
 def test_a_model_that_cannot_be_built(saved: Path) -> None:
-    recipe = {"library": "timm", "name": "test_vit", "arguments": {"num_classes": -5}}
+    recipe = {"library": "timm", "name": "test_vit", "arguments": {"in_chans": -3}}
     edit(saved, lambda description, _: description.update(recipe=recipe))
     with pytest.raises(CheckpointError, match="which cannot be built"):
         autoeidetic.load(saved)

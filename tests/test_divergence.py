@@ -263,3 +263,25 @@ def test_rollback_needs_an_open_task() -> None:
     life = lives.Life(Conv(), X).first_task()
     with lives.unchanged(life.net), pytest.raises(TaskError, match="without an open task"):
         life.net.rollback()
+
+
+class Masked(nn.Module):
+    """A buffer that is infinite on purpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.register_buffer("mask", torch.full((5, 5), -math.inf).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.mask.softmax(-1) @ self.stem(x))
+
+
+def test_infinite_masks_are_no_divergence() -> None:
+    x = torch.randn(2, 5, 4)
+    life = lives.live(Masked(), x)
+    life.net.prepare_for_task(3, num_classes=2, on_full="reuse")
+    life.net.eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(life.net(x, task=0), life.said[0][0])

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn import datasets
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import autoeidetic
-
-datasets = pytest.importorskip("sklearn.datasets")
 
 TASKS = 5
 ROUNDS = 3  # of pruning, each followed by recovery
