@@ -75,6 +75,11 @@ def sizes(heads: tuple[HeadPlan, ...], num_classes: Any) -> dict[str, int]:
             )
         else:
             number = num_classes
+        if number is None and head.layer == ATTACHED:
+            raise HeadError(
+                "the model has no output layer, so the number of classes is not known",
+                remedy="pass num_classes",
+            )
         if number is None:
             number = head.size
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:

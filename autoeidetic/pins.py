@@ -141,7 +141,7 @@ class Pins(nn.Module):
         self._seen: list[tuple[int, int, int]] = []
         self._fresh = False
         self._hooks: list[Any] = []
-        self._hooked: list[int] = []
+        self._hooked: list[tuple[int, bool]] = []
         self._covered: frozenset[str] = frozenset()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class Pins(nn.Module):
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self._hooked = [id(tensor) for tensor in self.tensors()]
+        self._hooked = _hookable(self.tensors())
         for pin, tensor in zip(self._pins, self.tensors(), strict=True):
             if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
                 frozen = None if pin.name in self._covered else pin.frozen
@@ -217,7 +217,7 @@ class Pins(nn.Module):
         backward pass of what was computed with it; ``surely`` something moved, so do not look.
         """
         tensors = self.tensors()
-        if [id(tensor) for tensor in tensors] != self._hooked:
+        if _hookable(tensors) != self._hooked:
             self._clear_gradients()
         for pin, tensor, (home, leaf) in zip(self._pins, tensors, self._slots, strict=True):
             if not home.is_cache(leaf) or tensor.shape == self.values(pin.name).shape:
@@ -247,6 +247,7 @@ class Pins(nn.Module):
         a loop written by hand may write through ``.data``.
         """
         moved = self.moved() or (training and not self._fresh)
+        moved = moved or (training and _hookable(self.tensors()) != self._hooked)
         if moved:
             self.impose()
         if training:
@@ -270,6 +271,10 @@ class Pins(nn.Module):
 def _tensor(slot: Slot) -> Tensor:
     home, name = slot
     return home[name]
+
+
+def _hookable(tensors: list[Tensor]) -> list[tuple[int, bool]]:
+    return [(id(tensor), tensor.requires_grad) for tensor in tensors]
 
 
 def state(tensors: list[Tensor]) -> list[tuple[int, int, int]]:

@@ -41,7 +41,7 @@ def run_all(
 
     import autoeidetic  # noqa: F401
 
-    names = list(names)
+    names = list(dict.fromkeys(names))
     done = {record["model"]: record for record in read(into)}
     into.parent.mkdir(parents=True, exist_ok=True)
     waiting = deque(name for name in names if name not in done)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from zoo import ZOO
 
 import autoeidetic
-from autoeidetic import archive, rebuild
+from autoeidetic.checkpoint import archive, rebuild
 from autoeidetic.errors import CheckpointError, InputError, TaskError
 from autoeidetic.net import EideticNet
 

@@ -138,8 +138,9 @@ def image(*blocks: Block, head: str = "pooled") -> architectures.Spec:
     [
         image(Block("twice", 3, 0, (Block("standardised_conv", 2, 2),)), head="conv"),
         image(Block("pixel_shuffle", 0, 2)),
+        image(Block("branches", 0, 0, (Block("attention", 0, 0), Block("act", 0, 0)))),
     ],
-    ids=["standardised_twice", "head_in_nested_module"],
+    ids=["standardised_twice", "head_in_nested_module", "input_changed_in_place"],
 )  # fmt: skip
 def test_found(spec: architectures.Spec) -> None:
     """The smallest random architectures that failed."""

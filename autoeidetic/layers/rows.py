@@ -140,7 +140,8 @@ class _Linear(torch.autograd.Function):
         rows: Tensor,
         columns: Tensor | None,
     ) -> Tensor:
-        ctx.save_for_backward(x, weight, bias, rows, columns)
+        # stock copies an input that is not contiguous, too: it may be changed in place later
+        ctx.save_for_backward(x.contiguous(), weight, bias, rows, columns)
         return F.linear(x, weight, bias)
 
     @staticmethod

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .blueprint import Blueprint
-from .errors import CheckpointError
-from .net import Task
-from .values import core
+from ..blueprint import Blueprint
+from ..errors import CheckpointError
+from ..net import Task
+from ..values import core
 
 Kind = TypeVar("Kind")
 #: Integers may be indices, which decide what a model does; larger ones hardly are.

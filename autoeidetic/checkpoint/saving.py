@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..convert import convert
+from ..enforce import slots
+from ..errors import AutoeideticError, CheckpointError, InputError, Place
+from ..net import EideticNet
 from . import archive, rebuild
-from .convert import convert
-from .enforce import slots
-from .errors import AutoeideticError, CheckpointError, InputError, Place
 from .fill import FRESH, check_places, distinct, filled
-from .net import EideticNet
 from .record import Record, decode, dtype_of, encode, fingerprint, versions
 
 _OWNERS, _PRUNED = "owners", "pruned"

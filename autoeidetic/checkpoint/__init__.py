@@ -1,0 +1,5 @@
+"""Checkpoints: a network in one file, and back."""
+
+from .saving import load, save
+
+__all__ = ["load", "save"]
