@@ -139,8 +139,12 @@ def image(*blocks: Block, head: str = "pooled") -> architectures.Spec:
         image(Block("twice", 3, 0, (Block("standardised_conv", 2, 2),)), head="conv"),
         image(Block("pixel_shuffle", 0, 2)),
         image(Block("branches", 0, 0, (Block("attention", 0, 0), Block("act", 0, 0)))),
+        architectures.Spec("image", 4, (Block("act", 0, 0), Block("token_mixing", 0, 0),
+              Block("gated", 0, 0, (Block("depthwise_conv", 3, 0), Block("act", 0, 0),
+                                    Block("split", 0, 2, (Block("token_mixing", 0, 0),)))),
+              Block("pixel_shuffle", 0, 0)), "pooled"),
     ],
-    ids=["standardised_twice", "head_in_nested_module", "input_changed_in_place"],
+    ids=["standardised_twice", "head_in_nested_module", "input_changed_in_place", "layout"],
 )  # fmt: skip
 def test_found(spec: architectures.Spec) -> None:
     """The smallest random architectures that failed."""

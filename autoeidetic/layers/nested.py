@@ -59,14 +59,33 @@ class NestedModule:
             for level in self.levels
         ]
         leaves, structure = pytree.tree_flatten(results[-1])
+        leaves = [_dense(leaf) for leaf in leaves]
         for level, result in zip(self.levels[:-1], results[:-1], strict=True):
             earlier = pytree.tree_leaves(result)
             own = level.calls[number].own
             leaves = [
-                late if mask is None else torch.where(mask, early, late)
+                late if mask is None else _merged(mask, early, late)
                 for mask, early, late in zip(own, earlier, leaves, strict=True)
             ]
         return pytree.tree_unflatten(leaves, structure)
+
+
+def _dense(value: Any) -> Any:
+    """A tensor in the layout that a copy of it has.
+
+    What follows may take other kernels, and give other bits, for another layout: it must not
+    depend on how many levels there are.
+    """
+    if not isinstance(value, Tensor):
+        return value
+    copied = torch.empty_like(value, device="meta").stride()
+    return value if value.stride() == copied else value.clone()
+
+
+def _merged(mask: Tensor, early: Tensor, late: Tensor) -> Tensor:
+    """Elements of an earlier level put into a later one's, in the layout of that."""
+    merged = torch.where(mask, early, late)
+    return merged if merged.stride() == late.stride() else torch.empty_like(late).copy_(merged)
 
 
 @dataclass
