@@ -135,7 +135,7 @@ REMOVED: list[tuple[Callable[[Patch], None], tuple[str, ...]]] = [
     (nothing_hidden, ("mlp", "layer_norm", "group_norm", "std_conv", "flatten_head")),
     (loose_statistics, ("conv_bn_relu", "batch_norm_1d")),
     (without_treatment(LevelNorms), ("layer_norm", "group_norm", "functional_layer_norm")),
-    (no_nested_modules, ("global_response_norm", "eca", "cbam")),
+    (no_nested_modules, ("global_response_norm", "eca")),
     (nested_parameters_shown, ("softmax_then_linear",)),
     (open_pruning, ("spatial_gate", "attention_written")),
     (no_locks, ("spatial_gate", "shared_scalar", "squeeze_excite")),
