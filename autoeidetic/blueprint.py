@@ -15,7 +15,7 @@ from .errors import HeadError, Place
 from .graph import Capture, operator_name
 from .plan import Plan, layer_of
 from .structure import Group
-from .values import array, core, varies
+from .values import core, varies
 
 Array = np.ndarray
 #: What may follow heads whose results go side by side. Not a pooling or an interpolation: their
@@ -65,7 +65,6 @@ class Blueprint:
     heads: tuple[HeadPlan, ...]
     outside: Array
     locked: Array
-    backbone_elements: int
     outputs: tuple[Tensor | None, ...]
     split: tuple[tuple[int, str] | None, ...]
     joint: bool
@@ -89,10 +88,6 @@ def blueprint(model: nn.Module, deps: Dependencies) -> Blueprint:
     of = lambda node: classes.get(node.name)  # noqa: E731
     leaves = pytree.tree_leaves(plan.outputs)
     heads = _heads(model, deps)
-    head_class = np.zeros(plan.classes + 1, bool)
-    for head in heads:
-        for name in head.parameters:
-            head_class[array(plan.parameters[name].owner)] = True
     if not heads:
         heads = (_attached(leaves),)
     split = tuple(_split(leaf, heads, plan) for leaf in leaves)
@@ -103,10 +98,9 @@ def blueprint(model: nn.Module, deps: Dependencies) -> Blueprint:
         heads=heads,
         outside=structure.outside,
         locked=structure.locked_classes,
-        backbone_elements=deps.backbone_elements,
         outputs=tuple(leaves),
         split=split,
-        joint=_joint(heads, leaves, split, deps),
+        joint=_joint(heads, split, deps),
         constants=_constants(capture, plan),
         aliases=dict(capture.aliases),
         modules={
@@ -148,9 +142,7 @@ def _heads(model: nn.Module, deps: Dependencies) -> tuple[HeadPlan, ...]:
     return tuple(result)
 
 
-def _module_head(
-    deps: Dependencies, path: str, parameters: tuple[str, ...], size: int
-) -> HeadPlan:
+def _module_head(deps: Dependencies, path: str, parameters: tuple[str, ...], size: int) -> HeadPlan:
     calls = [call for call in deps.capture.calls.values() if call.path == path]
     given = [_nodes((call.args, call.kwargs)) for call in calls]
     inputs = [deps.values[node.name] for nodes in given for node in nodes]
@@ -209,9 +201,7 @@ def _nodes(structure: Any) -> list[fx.Node]:
 # -- outputs -----------------------------------------------------------------------------------
 
 
-def _split(
-    leaf: Tensor | None, heads: tuple[HeadPlan, ...], plan: Plan
-) -> tuple[int, str] | None:
+def _split(leaf: Tensor | None, heads: tuple[HeadPlan, ...], plan: Plan) -> tuple[int, str] | None:
     """Where a head's classes lie in an output, one beside the other, and which head's."""
     dims = [] if leaf is None else varies(leaf)
     if leaf is None or len(dims) != 1 or core(leaf).unique().numel() != leaf.shape[dims[0]]:
@@ -226,7 +216,6 @@ def _split(
 
 def _joint(
     heads: tuple[HeadPlan, ...],
-    leaves: list[Tensor | None],
     split: tuple[tuple[int, str] | None, ...],
     deps: Dependencies,
 ) -> bool:

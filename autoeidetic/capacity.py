@@ -71,7 +71,7 @@ class Capacity:
 
 def capacity(blueprint: Blueprint, owners: Owners, parameters: dict[str, Tensor]) -> Capacity:
     """Count."""
-    count = _tasks(owners)
+    count = owners.tasks
     state = _state(owners, count)
     elements = np.where(owners.outside, 0, blueprint.plan.elements)
     totals = np.bincount(state, weights=elements, minlength=count + 1)
@@ -86,11 +86,6 @@ def capacity(blueprint: Blueprint, owners: Owners, parameters: dict[str, Tensor]
         layers=_layers(blueprint, state, count),
         reuse=_reuse(blueprint, state, count, parameters),
     )
-
-
-def _tasks(owners: Owners) -> int:
-    last = int(owners.task.max())
-    return max(last, -1 if owners.open_task is None else owners.open_task) + 1
 
 
 def _state(owners: Owners, count: int) -> np.ndarray:

@@ -61,7 +61,7 @@ def couple(propagation: Propagation) -> Coupling:
     classes = lambda node: relabel(tags[node]) if node in tags else None  # noqa: E731
     count = int(labels.max(initial=0))
     elements = _elements(owners, count)
-    edges = _edges(propagation, labels, set(nested), outputs)
+    edges = _edges(propagation, labels, set(nested))
     read_classes = _read_classes(reads, count)
     heads = _heads(propagation, owners, labels[outputs], edges, read_classes, unused)
     plan = Plan(
@@ -247,19 +247,9 @@ def _merge_useless_apart(
     return target[labels]
 
 
-def _edges(propagation: Propagation, labels: Array, nested: set[int], outputs: Array) -> Array:
-    """Requires edges between classes, each once.
-
-    A mixture that a weight or an output reads requires what went into it, even when the module
-    that makes it is evaluated level by level: so it has a level.
-    """
+def _edges(propagation: Propagation, labels: Array, nested: set[int]) -> Array:
+    """Requires edges between classes, each once."""
     left, right = _raw_edges(propagation, nested)
-    read = np.concatenate([outputs, *(array(use.columns) for use in propagation.algebra.reads)])
-    for event in propagation.algebra.units.events:
-        if event.kind == "requires" and event.mixing in nested:
-            seen = np.isin(event.left, read) & propagation.algebra.units.is_derived(event.left)
-            left = np.concatenate([left, event.left[seen]])
-            right = np.concatenate([right, event.right[seen]])
     a, b = labels[left], labels[right]
     apart = (a != b) & (a != 0) & (b != 0)
     size = int(labels.max(initial=0)) + 1

@@ -101,7 +101,7 @@ def guards(
         at(path).treatments.append(rows)
     for path, statistics in _statistics(blueprint, owners, runtime, device).items():
         at(path).treatments.append(statistics)
-    for path, weight in _computed(blueprint, owners, device).items():
+    for path, weight in _computed(blueprint, owners, runtime, device).items():
         at(path).treatments.append(weight)
     for nested in blueprint.plan.nested:
         if any(nested.module == head.holder for head in blueprint.heads):
@@ -112,14 +112,14 @@ def guards(
             held = _held(blueprint, nested.module)
             tasks = {
                 task: _level(task, nested.calls, held, owners, place)
-                for task in range(_count(owners))
+                for task in range(owners.tasks)
             }
             at(nested.module).whole = NestedHead(runtime, nested.module, tasks, counter)
             at(nested.module).counter = counter
             continue
         if nested.norms is not None:
-            tables = [[_table(norm, owners, place) for norm in call] for call in nested.norms]
-            if any(table is not None for call in tables for table in call):
+            tables = _tables(nested.norms, owners, place, enclosed=nested.enclosed)
+            if any(table is not None for calls in tables.values() for c in calls for table in c):
                 at(nested.module).treatments.append(
                     LevelNorms(runtime, nested.module, tables, counter)
                 )
@@ -183,7 +183,10 @@ def _statistics(
 
 
 def _computed(
-    blueprint: Blueprint, owners: Owners, device: Callable[[str], torch.device]
+    blueprint: Blueprint,
+    owners: Owners,
+    runtime: Runtime,
+    device: Callable[[str], torch.device],
 ) -> dict[str, ComputedWeight]:
     found: dict[str, dict[tuple[int, ...], Tensor]] = defaultdict(dict)
     reads: dict[str, list[Read]] = defaultdict(list)
@@ -201,6 +204,7 @@ def _computed(
                 reads[read.module].append(read)
     return {
         path: ComputedWeight(
+            runtime=runtime,
             path=path,
             keep={shape: keep.to(device(path)) for shape, keep in masks.items()},
             operators=", ".join(dict.fromkeys(read.operator for read in reads[path])),
@@ -213,9 +217,21 @@ def _computed(
 # -- level by level ----------------------------------------------------------------------------
 
 
-def _table(norm: Norm, owners: Owners, device: torch.device) -> LevelTable | None:
-    """One row for each finished task and the open one; None when there is nothing to divide."""
-    number = _count(owners)
+def _tables(
+    calls: tuple[tuple[Norm, ...], ...], owners: Owners, device: torch.device, *, enclosed: bool
+) -> dict[int | None, list[list[LevelTable | None]]]:
+    """Tables of all norms, and with ``enclosed`` also those in the run of each single level."""
+    states: dict[int | None, tuple[int, Owners]] = {None: (owners.tasks, owners)}
+    if enclosed:
+        states |= {level: (level + 1, owners.upto(level)) for level in range(owners.tasks)}
+    return {
+        level: [[_table(norm, number, state, device) for norm in call] for call in calls]
+        for level, (number, state) in states.items()
+    }
+
+
+def _table(norm: Norm, number: int, owners: Owners, device: torch.device) -> LevelTable | None:
+    """One row for each of ``number`` levels; None when there is nothing to divide."""
     if not number:
         return None
     made = _vector(owners.level_of(norm.outputs), norm.outputs)
@@ -226,12 +242,6 @@ def _table(norm: Norm, owners: Owners, device: torch.device) -> LevelTable | Non
     if bool(include[use.unique()].all()):
         return None
     return LevelTable(include.to(device), use.to(device), owners.open_task, norm.groups)
-
-
-def _count(owners: Owners) -> int:
-    """Finished tasks and the open one."""
-    last = int(owners.task.max())
-    return max(last, -1 if owners.open_task is None else owners.open_task) + 1
 
 
 def _vector(small: Tensor, like: Tensor) -> Tensor:
@@ -282,7 +292,7 @@ def _level(
         for path, name, classes in held
         if (mask := visible(classes, level, owners, device)) is not None
     ]
-    return Level(masks, restricted, learns=level == owners.open_task)
+    return Level(level, masks, restricted, learns=level == owners.open_task)
 
 
 def _leaves(args: Any, kwargs: Any) -> list[Tensor | None]:

@@ -107,6 +107,11 @@ def nested_modules(
                     for c in calls.values()
                 ),
                 norms=_norms(propagation, calls, nodes, classes),
+                enclosed=any(
+                    propagation.capture.calls[ident].path in set(sites) - {path}
+                    for node in nodes
+                    for ident in node.meta["scope"]
+                ),
             )
         )
     return tuple(result)

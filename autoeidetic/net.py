@@ -231,9 +231,7 @@ class EideticNet(nn.Module):
         self.pins.impose()
         self._start(self._new_heads(self._tasks[-1]))
 
-    def prune(
-        self, fraction: float, by: str = "l2", loader: Iterable[Any] | None = None
-    ) -> None:
+    def prune(self, fraction: float, by: str = "l2", loader: Iterable[Any] | None = None) -> None:
         """Give up the least important units of the open task.
 
         Args:

@@ -71,7 +71,19 @@ class Owners:
         task[self.in_training] = self.open_task
         return replace(self, task=task, open_task=None, pruned=np.zeros_like(self.pruned))
 
+    def upto(self, level: int) -> Owners:
+        """As they were when the task of this level was the last one."""
+        if self.tasks <= level + 1:
+            return self
+        return replace(self, task=np.where(self.task > level, FREE, self.task), open_task=None)
+
     # -- queries -------------------------------------------------------------------------------
+
+    @property
+    def tasks(self) -> int:
+        """How many there are, finished and open."""
+        last = int(self.task.max())
+        return max(last, -1 if self.open_task is None else self.open_task) + 1
 
     @property
     def free(self) -> Array:

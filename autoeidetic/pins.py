@@ -151,10 +151,6 @@ class Pins(nn.Module):
         """The frozen values of a tensor."""
         return self._buffers[_key(name)]  # type: ignore[return-value]
 
-    @property
-    def names(self) -> list[str]:
-        return [pin.name for pin in self._pins]
-
     def bind(
         self,
         pins: Iterable[Pin],
@@ -240,8 +236,8 @@ class Pins(nn.Module):
         if pin.zeros is not None and (surely or pin.zeros.any(tensor)):
             pin.zeros.clear(tensor)
 
-    def before_forward(self, training: bool) -> bool:
-        """Put values back if they may have moved; tells whether it did.
+    def before_forward(self, training: bool) -> None:
+        """Put values back if they may have moved.
 
         In training that is also the case when no optimizer step was seen since the last pass:
         a loop written by hand may write through ``.data``.
@@ -252,7 +248,6 @@ class Pins(nn.Module):
             self.impose()
         if training:
             self._fresh = False
-        return moved
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """A foreign state never replaces frozen values: it must agree with them."""

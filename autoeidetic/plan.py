@@ -74,6 +74,7 @@ class Nested:
 
     ``norms`` lists, for each call, the layer, RMS and group norms in it when nothing else in the
     module mixes channels: then statistics per level do the work. None: the module is a black box.
+    ``enclosed``: another such module is around it.
     """
 
     module: str
@@ -81,6 +82,7 @@ class Nested:
     lines: tuple[str, ...]
     calls: tuple[NestedCall, ...]
     norms: tuple[tuple[Norm, ...], ...] | None
+    enclosed: bool
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,9 @@ def choose(blueprint: Blueprint, owners: Owners, scores: Array, fraction: float)
     own classes of a group and tasks may build on each other, that is enough for the group.
     """
     plan = blueprint.plan
-    worth = _with_dependents(blueprint, owners, scores)
-    spared = _spared(blueprint, owners, worth)
+    reached = reach(plan.requires, plan.classes + 1).reshape(-1, 2)
+    worth = _with_dependents(reached, owners, scores)
+    spared = _spared(blueprint, reached, owners, worth)
     prunable = owners.in_training & ~spared & ~owners.locked
     chosen = np.zeros_like(owners.pruned)
     for group in _required_first(blueprint):
@@ -38,26 +39,23 @@ def choose(blueprint: Blueprint, owners: Owners, scores: Array, fraction: float)
     return chosen & owners.in_training
 
 
-def _with_dependents(blueprint: Blueprint, owners: Owners, scores: Array) -> Array:
+def _with_dependents(reached: Array, owners: Owners, scores: Array) -> Array:
     """Scores plus those of everything that requires the class and is in training."""
-    requires = blueprint.plan.requires
     worth = np.where(owners.in_training, scores, 0.0)
-    if not len(requires):
-        return worth
-    source, needed = reach(requires, len(worth)).T
+    source, needed = reached.T
     total = worth.copy()
     np.add.at(total, needed, worth[source])
     return total
 
 
-def _spared(blueprint: Blueprint, owners: Owners, worth: Array) -> Array:
+def _spared(blueprint: Blueprint, reached: Array, owners: Owners, worth: Array) -> Array:
     """One class of every group that the task cannot do without, and all that these require.
 
     Of a group whose classes require others (values of an attention head) one is taken that
     rests on what is spared already, so that as little as possible is.
     """
     plan = blueprint.plan
-    source, needed = reach(plan.requires, plan.classes + 1).reshape(-1, 2).T
+    source, needed = reached.T
     spared = plan.closure(owners.outside)
     for group in _required_first(blueprint):
         classes = np.asarray(group.classes)

@@ -98,10 +98,6 @@ class Units:
             self._mixing[units] = mixing
         return units
 
-    def is_derived(self, units: Array) -> Array:
-        """Which units stand for a mixture at a mixing site."""
-        return self._mixing[units] >= 0
-
     def mixing_sites(self, units: Array) -> Array:
         """The mixing sites whose derived units are among ``units``."""
         sites = np.unique(self._mixing[units])

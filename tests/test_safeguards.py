@@ -28,7 +28,7 @@ Patch = pytest.MonkeyPatch
 
 def no_pins(patch: Patch) -> None:
     patch.setattr(Pins, "impose", lambda self, **_: None)
-    patch.setattr(Pins, "before_forward", lambda self, *_: False)
+    patch.setattr(Pins, "before_forward", lambda self, *_: None)
 
 
 def no_frozen_values(patch: Patch) -> None:
@@ -41,7 +41,7 @@ def no_frozen_values(patch: Patch) -> None:
                     pin.zeros.clear(tensor.detach())
 
     patch.setattr(Pins, "impose", zeros_only)
-    patch.setattr(Pins, "before_forward", lambda self, *_: zeros_only(self) or False)
+    patch.setattr(Pins, "before_forward", lambda self, *_: zeros_only(self))
 
 
 def no_zeros(patch: Patch) -> None:
@@ -135,7 +135,7 @@ REMOVED: list[tuple[Callable[[Patch], None], tuple[str, ...]]] = [
     (nothing_hidden, ("mlp", "layer_norm", "group_norm", "std_conv", "flatten_head")),
     (loose_statistics, ("conv_bn_relu", "batch_norm_1d")),
     (without_treatment(LevelNorms), ("layer_norm", "group_norm", "functional_layer_norm")),
-    (no_nested_modules, ("global_response_norm", "eca")),
+    (no_nested_modules, ("global_response_norm", "eca", "cbam")),
     (nested_parameters_shown, ("softmax_then_linear",)),
     (open_pruning, ("spatial_gate", "attention_written")),
     (no_locks, ("spatial_gate", "shared_scalar", "squeeze_excite")),

@@ -2793,9 +2793,35 @@ class NormInNorm(nn.Module):
         return self.norm(x) * torch.sigmoid(x.mean(-1, keepdim=True))
 
 
+class SoftmaxWeight(nn.Module):
+    """Rows of a weight that is computed from a parameter, without zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = weight(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.softmax(1))
+
+
+class GateOf(nn.Module):
+    """What a module inside makes of all channels is mixed once more."""
+
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inside(x + 1)  # also what is hidden is not zero
+        return x + y * torch.sigmoid(3 * y.mean(-1, keepdim=True))
+
+
 register("norm_then_roll", tokens, lambda: between_linears(NormThenRoll()))
 register("softmax_then_linear", tokens, lambda: between_linears(SoftmaxThenLinear()))
 register("norm_in_norm", tokens, lambda: between_linears(NormInNorm()))
+register("gate_of_norm", tokens, lambda: between_linears(GateOf(nn.LayerNorm(8, 1e-5, False))))
+register("gate_of_mixture", tokens, lambda: between_linears(GateOf(SoftmaxThenLinear())))
+register("gate_of_computed_weight", tokens, lambda: between_linears(GateOf(SoftmaxWeight())))
 
 
 @hazard(tokens)

@@ -25,12 +25,13 @@ Forward = Callable[..., Any]
 class Runtime:
     """What one forward pass of the network is for; shared by all its guards.
 
-    ``tasks``: the heads that answer. ``restrict``: frozen units need no gradient. ``settled``:
-    levels below the newest are being computed, where nothing trains.
+    ``tasks``: the heads that answer. ``restrict``: frozen units need no gradient. ``level``: the
+    one that a module around this one is being run for; ``settled``: nothing trains in it.
     """
 
     tasks: tuple[int, ...] = ()
     restrict: bool = True
+    level: int | None = None
     settled: bool = False
     features: dict[str, torch.Tensor] | None = None
 

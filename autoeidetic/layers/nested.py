@@ -38,6 +38,7 @@ class Level:
     ``held`` lists (path of the holder inside the module, name, visible elements).
     """
 
+    number: int
     calls: list[Masks]
     held: list[tuple[str, str, Tensor]]
     learns: bool
@@ -45,7 +46,11 @@ class Level:
 
 @dataclass
 class NestedModule:
-    """Evaluates a module level by level; ``levels`` in ascending order."""
+    """Evaluates a module level by level; ``levels`` in ascending order.
+
+    Inside the run of a module around it, which hides all that the level may not see, it is
+    simply called.
+    """
 
     runtime: Runtime
     path: str
@@ -54,6 +59,8 @@ class NestedModule:
 
     def run(self, module: nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
         number = self.counter.next()
+        if self.runtime.level is not None:  # what a later level computes must not enter its run
+            return forward(*args, **kwargs)
         results = [
             _run(self.runtime, self.path, level, number, module, forward, args, kwargs)
             for level in self.levels
@@ -128,12 +135,13 @@ def _run(
         for value, mask in zip(leaves, masks, strict=True)
     ]
     args, kwargs = pytree.tree_unflatten(seen, structure)
-    settled, runtime.settled = runtime.settled, not level.learns
+    around = runtime.level, runtime.settled
+    runtime.level, runtime.settled = level.number, not level.learns
     try:
         with torch.no_grad() if frozen else nullcontext(), _restricted(module, level):
             return forward(*args, **kwargs)
     finally:
-        runtime.settled = settled
+        runtime.level, runtime.settled = around
 
 
 @contextmanager

@@ -79,9 +79,11 @@ def _window(stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 
 class ComputedWeight(_Treatment):
     """Zeros on a weight that is computed from a parameter (weight standardisation).
 
-    ``keep`` are the elements that may be non-zero, by the shape of the computed weight.
+    ``keep`` are the elements that may be non-zero, by the shape of the computed weight. In the
+    run of one level nothing is zeroed: parameters of later levels are hidden.
     """
 
+    runtime: Runtime
     path: str
     keep: dict[tuple[int, ...], Tensor]
     operators: str
@@ -93,6 +95,9 @@ class ComputedWeight(_Treatment):
         | {F.bilinear, torch.matmul, torch.mm, torch.bmm, torch.einsum, torch.addmm, torch.baddbmm}
         | {Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, Tensor.mm, Tensor.bmm}
     )
+
+    def wanted(self, module: nn.Module) -> bool:
+        return self.runtime.level is None
 
     def call(self, module: nn.Module, number: int, func: Any, args: Any, kwargs: Any) -> Any:
         operands = {**dict(enumerate(args[:3])), **kwargs}
@@ -177,12 +182,12 @@ class LevelNorms(_Treatment):
     """Layer, RMS and group norms with one set of statistics per level.
 
     ``tables`` has, for each call of the module, one entry for each norm in it, in order; None:
-    the stock kernel.
+    the stock kernel. They are those of the level whose run this is part of, or of no such run.
     """
 
     runtime: Runtime
     path: str
-    tables: list[list[levels.LevelTable | None]]
+    tables: dict[int | None, list[list[levels.LevelTable | None]]]
     counter: CallCounter
     functions: ClassVar[frozenset[Any]] = frozenset(
         {
@@ -196,7 +201,8 @@ class LevelNorms(_Treatment):
     )
 
     def call(self, module: nn.Module, number: int, func: Any, args: Any, kwargs: Any) -> Any:
-        tables = self.tables[self.counter.next() if number == 0 else self.counter.current]
+        call = self.counter.next() if number == 0 else self.counter.current
+        tables = self.tables[self.runtime.level][call]
         if number >= len(tables):
             self.finish(module, number + 1)
         table = tables[number]
@@ -210,7 +216,7 @@ class LevelNorms(_Treatment):
         return _layer_norm(table, restrict, *args, **kwargs)
 
     def finish(self, module: nn.Module, calls: int) -> None:
-        expected = len(self.tables[self.counter.current])
+        expected = len(self.tables[None][self.counter.current])
         if calls != expected:
             raise EnforcementError(
                 f"{calls} norms ran where the analysis saw {expected}",
