@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .blueprint import Blueprint
+from .blueprint import Blueprint, HeadPlan
 from .errors import EnforcementError, Place
 from .layers.guard import CallCounter, Guard, Runtime
 from .layers.nested import Level, Masks, NestedHead, NestedModule
@@ -97,6 +97,12 @@ def guards(
     def at(path: str) -> Guard:
         return found.setdefault(path, Guard(path))
 
+    def counted(path: str, counter: CallCounter) -> Guard:
+        """One that must not be passed by, and inside which the norms are its own."""
+        guard = at(path)
+        guard.runtime, guard.counter = runtime, counter
+        return guard
+
     for path, rows in _rows(blueprint, owners, runtime, device).items():
         at(path).treatments.append(rows)
     for path, statistics in _statistics(blueprint, owners, runtime, device).items():
@@ -104,7 +110,7 @@ def guards(
     for path, weight in _computed(blueprint, owners, runtime, device).items():
         at(path).treatments.append(weight)
     for nested in blueprint.plan.nested:
-        if any(nested.module == head.holder for head in blueprint.heads):
+        if any(_in_place_of(nested.module, head) for head in blueprint.heads):
             continue  # heads look at nothing but what their task may see
         place = device(nested.module)
         counter = CallCounter(nested.module, len(nested.calls))
@@ -114,22 +120,29 @@ def guards(
                 task: _level(task, nested.calls, held, owners, place)
                 for task in range(owners.tasks)
             }
-            at(nested.module).whole = NestedHead(runtime, nested.module, tasks, counter)
-            at(nested.module).counter = counter
+            guarded = counted(nested.module, counter)
+            guarded.whole = NestedHead(runtime, nested.module, tasks, counter)
             continue
         if nested.norms is not None:
             tables = _tables(nested.norms, owners, place, enclosed=nested.enclosed)
-            if any(table is not None for calls in tables.values() for c in calls for table in c):
-                at(nested.module).treatments.append(
+            used = any(table is not None for calls in tables.values() for c in calls for table in c)
+            if used or nested.enclosed:
+                counted(nested.module, counter).treatments.append(
                     LevelNorms(runtime, nested.module, tables, counter)
                 )
-                at(nested.module).counter = counter
         else:
             levels = _levels(blueprint, nested, owners, place)
-            if levels:
-                at(nested.module).whole = NestedModule(runtime, nested.module, levels, counter)
-                at(nested.module).counter = counter
+            if levels or nested.enclosed:
+                guarded = counted(nested.module, counter)
+                if levels:
+                    guarded.whole = NestedModule(runtime, nested.module, levels, counter)
     return found
+
+
+def _in_place_of(path: str, head: HeadPlan) -> bool:
+    """Does every task have its own module instead of this one?"""
+    whole = head.leaf is None and head.holder
+    return path == head.holder or bool(whole and path.startswith(f"{head.holder}."))
 
 
 def _rows(

@@ -106,7 +106,7 @@ def nested_modules(
                     )
                     for c in calls.values()
                 ),
-                norms=_norms(propagation, calls, nodes, classes),
+                norms=_norms(propagation, calls, nodes, classes, set(sites) - {path}),
                 enclosed=any(
                     propagation.capture.calls[ident].path in set(sites) - {path}
                     for node in nodes
@@ -122,14 +122,21 @@ def _norms(
     calls: dict[int, ModuleCall],
     mixing: list[fx.Node],
     classes: ClassesOf,
+    others: set[str],
 ) -> tuple[tuple[Norm, ...], ...] | None:
-    """The norms in each call, in order; None when something else mixes, or not over channels."""
+    """The norms in each call, in order; None when something else mixes, or not over channels.
+
+    Those in a call of ``others`` further inside are not its own.
+    """
     if any(operator_name(node) not in _NORMS for node in mixing):
         return None
     found: dict[int, list[Norm]] = {ident: [] for ident in calls}
     for node in propagation.nodes:
         inside = [ident for ident in node.meta.get("scope", ()) if ident in found]
         if not inside or operator_name(node) not in _NORMS:
+            continue
+        deeper = node.meta["scope"][node.meta["scope"].index(inside[-1]) + 1 :]
+        if any(propagation.capture.calls[ident].path in others for ident in deeper):
             continue
         before, after = classes(node.args[0]), classes(node)  # type: ignore[arg-type]
         if before is None or after is None:

@@ -28,6 +28,7 @@ ALWAYS = -1
 class Owners:
     """``task[c]`` is the task that owns class ``c``, or FREE.
 
+    A task may own nothing, so ``finished_tasks`` counts them.
     ``pruned`` marks the classes that the open task has given up. ``outside`` are the classes of
     output layers, of which every task has its own, and of parameters no output depends on;
     ``locked`` those that every task needs.
@@ -38,6 +39,7 @@ class Owners:
     pruned: Array
     outside: Array
     locked: Array
+    finished_tasks: int = 0
     open_task: int | None = None
     forward_transfer: bool = True
 
@@ -69,21 +71,27 @@ class Owners:
         """The open task owns what it kept."""
         task = self.task.copy()
         task[self.in_training] = self.open_task
-        return replace(self, task=task, open_task=None, pruned=np.zeros_like(self.pruned))
+        return replace(
+            self,
+            task=task,
+            pruned=np.zeros_like(self.pruned),
+            finished_tasks=self.finished_tasks + 1,
+            open_task=None,
+        )
 
     def upto(self, level: int) -> Owners:
         """As they were when the task of this level was the last one."""
         if self.tasks <= level + 1:
             return self
-        return replace(self, task=np.where(self.task > level, FREE, self.task), open_task=None)
+        task = np.where(self.task > level, FREE, self.task)
+        return replace(self, task=task, finished_tasks=level + 1, open_task=None)
 
     # -- queries -------------------------------------------------------------------------------
 
     @property
     def tasks(self) -> int:
         """How many there are, finished and open."""
-        last = int(self.task.max())
-        return max(last, -1 if self.open_task is None else self.open_task) + 1
+        return self.finished_tasks + (self.open_task is not None)
 
     @property
     def free(self) -> Array:

@@ -173,11 +173,12 @@ class Recorder:
     ) -> Any:
         outer, ident = self.scope, self.next_call
         self.next_call += 1
+        nodes_in = (self._structure(args), self._structure(kwargs))
         self.scope = (*outer, ident)
         self.path_stack.append(path)
-        nodes_in = (self._structure(args), self._structure(kwargs))
         try:
             output = original(module, *args, **kwargs)
+            nodes_out = self._structure(output)
         except Exception as error:
             if not hasattr(error, "_autoeidetic_place"):
                 error._autoeidetic_place = Place(path, "", _raising_line(error))  # type: ignore[attr-defined]
@@ -189,15 +190,15 @@ class Recorder:
             path,
             (*outer, ident),
             *nodes_in,
-            self._structure(output),
+            nodes_out,
             writes_outside=ident in self.writing_calls,
         )
         return output
 
     def _structure(self, value: Any) -> Any:
-        """The same nesting with nodes for tensors and None for the rest."""
+        """The same nesting with nodes for what tensors hold now, and None for the rest."""
         if isinstance(value, Tensor):
-            return self.node_of.get(id(value))
+            return self._node(value) if id(value) in self.node_of else None
         if isinstance(value, (tuple, list)):
             return tuple(self._structure(item) for item in value)
         if isinstance(value, dict):

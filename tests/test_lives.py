@@ -157,9 +157,30 @@ def image(*blocks: Block, head: str = "pooled") -> architectures.Spec:
                 Block("split", 2, 3, [Block("depthwise_conv", 0, 2)]), Block("in_place", 2, 2),
             ]),
             Block("scale", 3, 2)), "flattened", 3),
+        architectures.Spec("sequence", 4, (
+            Block("grouped_conv", 1, 3),
+            Block("residual", 0, 1, [Block("multi_head", 1, 1), Block("recurrence", 0, 2)]),
+            Block("split", 2, 3, [Block("token_mixing", 1, 2), Block("multi_head", 1, 3),
+                                  Block("sequence_norm", 3, 3)])), "conv", 1),
+        architectures.Spec("sequence", 8, (
+            Block("gated", 1, 1, [Block("token_mixing", 0, 1), Block("pool", 3, 0),
+                                  Block("multi_head", 1, 2)]),
+            Block("in_place", 1, 0), Block("residual", 3, 2, [Block("sequence_norm", 0, 2)]),
+            Block("gated", 3, 2, [Block("linear", 3, 1), Block("sequence_norm", 1, 0),
+                                  Block("conv", 0, 1)]),
+            Block("split", 1, 0, [Block("sequence_norm", 2, 2)])), "pooled", 2),
+        architectures.Spec("sequence", 4, (
+            Block("gated", 0, 3, [Block("image_norm", 0, 1), Block("standardised_conv", 0, 1)]),
+            Block("gated", 0, 3, [
+                Block("pixel_shuffle", 2, 1), Block("act", 3, 0),
+                Block("residual", 1, 0, [Block("glu", 0, 0), Block("glu", 2, 2),
+                                         Block("image_gate", 3, 2)]),
+            ]),
+            Block("split", 1, 1, [Block("attention", 2, 2), Block("image_norm", 1, 2)]),
+            Block("gated", 2, 0, [Block("attention", 3, 0)])), "pooled", 0),
     ],
     ids=["standardised_twice", "head_in_nested_module", "input_changed_in_place", "layout",
-         "nested_in_nested"],
+         "nested_in_nested", "written_through_a_view", "norms_in_norms", "nothing_owned"],
 )  # fmt: skip
 def test_found(spec: architectures.Spec) -> None:
     """The smallest random architectures that failed."""

@@ -246,7 +246,13 @@ def _take_over_tasks(net: EideticNet, record: Record, tensors: Mapping[str, Tens
     finished = len(record.tasks) - (open_task is not None)
     if owner.dtype != net.owners.task.dtype or owner.min() < -1 or owner.max() >= finished:
         raise CheckpointError("has owners that are no tasks", remedy=_AGAIN)
-    net.owners = replace(net.owners, task=owner, pruned=pruned.astype(bool), open_task=open_task)
+    net.owners = replace(
+        net.owners,
+        task=owner,
+        pruned=pruned.astype(bool),
+        finished_tasks=finished,
+        open_task=open_task,
+    )
     if record.spreads.keys() != net._spreads.keys():
         raise CheckpointError("has no spread of every parameter", remedy=_AGAIN)
     net._tasks = list(record.tasks)

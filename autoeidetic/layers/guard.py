@@ -27,12 +27,14 @@ class Runtime:
 
     ``tasks``: the heads that answer. ``restrict``: frozen units need no gradient. ``level``: the
     one that a module around this one is being run for; ``settled``: nothing trains in it.
+    ``inside``: the innermost module with norms per level, or run level by level, that is running.
     """
 
     tasks: tuple[int, ...] = ()
     restrict: bool = True
     level: int | None = None
     settled: bool = False
+    inside: str | None = None
     features: dict[str, torch.Tensor] | None = None
 
 
@@ -67,6 +69,9 @@ class Treatment(Protocol):
     def wanted(self, module: nn.Module) -> bool:
         """Is there something to do in this mode?"""
 
+    def applies(self) -> bool:
+        """Is a call of one of the functions this treatment's business?"""
+
     def call(self, module: nn.Module, number: int, func: Any, args: Any, kwargs: Any) -> Any:
         """Do it: ``number`` counts the calls of these functions in this run of the module."""
 
@@ -88,6 +93,7 @@ class Guard:
     """
 
     path: str
+    runtime: Runtime | None = None
     treatments: list[Treatment] = field(default_factory=list)
     whole: Whole | None = None
     counter: CallCounter | None = None
@@ -100,6 +106,15 @@ class Guard:
         def inner(*args: Any, **kwargs: Any) -> Any:
             return self._intercepted(module, forward, args, kwargs)
 
+        if self.runtime is None:
+            return self._whole(module, inner, args, kwargs)
+        around, self.runtime.inside = self.runtime.inside, self.path
+        try:
+            return self._whole(module, inner, args, kwargs)
+        finally:
+            self.runtime.inside = around
+
+    def _whole(self, module: nn.Module, inner: Forward, args: Any, kwargs: Any) -> Any:
         if self.whole is not None:
             return self.whole.run(module, inner, args, kwargs)
         return inner(*args, **kwargs)
@@ -129,7 +144,7 @@ class Interception(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         for position, treatment in enumerate(self.treatments):
-            if func in treatment.functions:
+            if func in treatment.functions and treatment.applies():
                 number = self.calls[position]
                 self.calls[position] = number + 1
                 return treatment.call(self.module, number, func, args, kwargs or {})

@@ -23,6 +23,9 @@ class _Treatment:
     def wanted(self, module: nn.Module) -> bool:
         return True
 
+    def applies(self) -> bool:
+        return True
+
     def finish(self, module: nn.Module, calls: int) -> None:
         pass
 
@@ -183,6 +186,7 @@ class LevelNorms(_Treatment):
 
     ``tables`` has, for each call of the module, one entry for each norm in it, in order; None:
     the stock kernel. They are those of the level whose run this is part of, or of no such run.
+    Norms in a module inside that has tables of its own, or is run level by level, do not count.
     """
 
     runtime: Runtime
@@ -199,6 +203,9 @@ class LevelNorms(_Treatment):
             torch.group_norm,
         }
     )
+
+    def applies(self) -> bool:
+        return self.runtime.inside == self.path
 
     def call(self, module: nn.Module, number: int, func: Any, args: Any, kwargs: Any) -> Any:
         call = self.counter.next() if number == 0 else self.counter.current
