@@ -20,8 +20,11 @@ from .errors import (
     UnhandledOperatorWarning,
 )
 from .net import EideticNet
+from .results import Run, evaluate
+from .routing import Prediction, router
 from .rules import rule
 from .score import score
+from .training import Epoch, TaskHistory, TrainConfig
 
 __all__ = [
     "AutoeideticError",
@@ -31,17 +34,24 @@ __all__ = [
     "DivergenceWarning",
     "EideticNet",
     "EnforcementError",
+    "Epoch",
     "HeadError",
     "InputError",
     "NoParametersError",
     "NonFiniteError",
+    "Prediction",
     "RuleError",
+    "Run",
     "TaskError",
+    "TaskHistory",
+    "TrainConfig",
     "UnhandledOperatorError",
     "UnhandledOperatorWarning",
     "analyze",
     "convert",
+    "evaluate",
     "load",
+    "router",
     "rule",
     "score",
 ]

@@ -88,6 +88,13 @@ def capacity(blueprint: Blueprint, owners: Owners, parameters: dict[str, Tensor]
     )
 
 
+def free_share(blueprint: Blueprint, owners: Owners) -> float:
+    """The part of the backbone's parameter elements that no task uses."""
+    elements = np.where(owners.outside, 0, blueprint.plan.elements)
+    used = (owners.task != FREE) | owners.in_training
+    return 1 - float(elements[used].sum()) / max(float(elements.sum()), 1.0)
+
+
 def _state(owners: Owners, count: int) -> np.ndarray:
     """For each class the task that uses it; ``count`` for free ones."""
     state = np.where(owners.task == FREE, count, owners.task).astype(np.int64)

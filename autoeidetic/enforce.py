@@ -244,14 +244,20 @@ def _tables(
 
 
 def _table(norm: Norm, number: int, owners: Owners, device: torch.device) -> LevelTable | None:
-    """One row for each of ``number`` levels; None when there is nothing to divide."""
+    """One row for each of ``number`` levels, and one for what none of them uses.
+
+    None when there is nothing to divide.
+    """
     if not number:
         return None
     made = _vector(owners.level_of(norm.outputs), norm.outputs)
     include = torch.stack(
         [_vector(~owners.hidden(level, norm.inputs), norm.inputs) for level in range(number)]
     )
-    use = torch.where(made >= number, number - 1, made.clamp(min=0))
+    if bool((made >= number).any()):
+        # what no task uses is normalised by itself: over a deep network it would grow without bound
+        include = torch.cat([include, torch.ones_like(include[:1])])
+    use = made.clamp(0, number)
     if bool(include[use.unique()].all()):
         return None
     return LevelTable(include.to(device), use.to(device), owners.open_task, norm.groups)

@@ -89,7 +89,7 @@ class CapacityError(AutoeideticError):
 
 
 class NonFiniteError(AutoeideticError):
-    """Values that are to be frozen are infinite or not a number."""
+    """Values that are to be frozen, or to be learned from, are infinite or not a number."""
 
 
 class CheckpointError(AutoeideticError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from . import enforce, heads, initialise
+from . import enforce, heads, initialise, routing
 from .blueprint import ATTACHED, Blueprint, HeadPlan
 from .capacity import Capacity, capacity
 from .errors import CapacityError, DivergenceWarning, InputError, NonFiniteError, Place, TaskError
@@ -23,8 +23,11 @@ from .layers.guard import Guard, Runtime, guard
 from .owners import FREE, Owners
 from .pins import Pin, Pins, Where, state, watch
 from .prune import choose
-from .score import class_scores
+from .score import Loss, ScoreData, class_scores, named
 from .snapshot import Snapshot
+from .training import Epoch, TaskHistory, TrainConfig, train_task
+from .training.batches import default_loss
+from .training.epochs import StepFunction
 from .verify import Verification, verify
 
 
@@ -84,6 +87,7 @@ class EideticNet(nn.Module):
         self._runtime = Runtime()
         self._spreads = initialise.spreads(model)
         self._templates = heads.templates(model, blueprint.heads)
+        self.router: routing.Router | None = None
         self._snapshot: Snapshot | None = None
         self._finite: Any = None
         self._guards: dict[str, Guard] = {}
@@ -231,13 +235,25 @@ class EideticNet(nn.Module):
         self.pins.impose()
         self._start(self._new_heads(self._tasks[-1]))
 
-    def prune(self, fraction: float, by: str = "l2", loader: Iterable[Any] | None = None) -> None:
+    def prune(
+        self,
+        fraction: float,
+        by: str = "l2",
+        loader: Iterable[Any] | None = None,
+        *,
+        loss: Loss | None = None,
+        since_start: bool = False,
+    ) -> None:
         """Give up the least important units of the open task.
 
         Args:
             fraction: the part of each group's units in training to give up, 0 to 1.
-            by: "l1", "l2", "random", "taylor", or a score of your own.
-            loader: (inputs, labels) for scores that need data.
+            by: "l1", "l2", "random", "taylor", "hybrid", or a score of your own.
+            loader: batches for scores that need data.
+            loss: (network, batch) -> loss; by default the batches are (inputs, targets), and it
+                is the one that :meth:`train_task` takes.
+            since_start: the fraction is of the units that the task began with, and counts
+                those given up before.
 
         Raises:
             TaskError: no task is open.
@@ -245,11 +261,100 @@ class EideticNet(nn.Module):
         self._need_open("prune()")
         if not 0 <= fraction <= 1:
             raise InputError(f"fraction={fraction} is not between 0 and 1", remedy="pass 0.5, say")
-        scores = class_scores(self, by, loader)
-        chosen = choose(self.blueprint, self.owners, scores, fraction)
+        data = None if loader is None else ScoreData(loader, loss or default_loss)
+        self._prune(fraction, by, data, since_start=since_start)
+
+    def _prune(self, fraction: float, by: str, data: ScoreData | None, since_start: bool) -> None:
+        scores = class_scores(self, by, data)
+        chosen = choose(
+            self.blueprint,
+            self.owners,
+            scores,
+            fraction,
+            across=named(by).across,
+            since_start=since_start,
+        )
         self.owners = self.owners.pruning(chosen)
         self._level_computed_weights()
         self._settle(freeze=False)
+
+    def train_task(
+        self,
+        loader: Iterable[Any],
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        loss: Callable[[Any, Any], Tensor] | None = None,
+        metric: Any = None,
+        scheduler: Any = None,
+        scheduler_every: str = "epoch",
+        step_function: StepFunction | None = None,
+        checkpoint: Any = None,
+        progress: bool = True,
+        on_epoch: Callable[[Epoch], None] | None = None,
+        config: TrainConfig | None = None,
+        **settings: Any,
+    ) -> TaskHistory:
+        """Train the open task, prune it as far as it goes, and leave it ready to be finished.
+
+        Train until the training accuracy has not risen for ``patience`` epochs. Then prune in
+        rounds: give up ``step`` of each group's units; when the accuracy on the training data is
+        more than ``tolerance`` below the best, train for at most ``recovery_epochs``; when that
+        does not bring it back, undo the round and stop.
+
+        Args:
+            loader: batches (inputs, targets); inputs are a tensor, a tuple or a dict.
+            optimizer: of ``net.parameters()``; by default AdamW with a rate of 0.001.
+            loss: of (output, target); by default cross entropy, or binary cross entropy for
+                targets that are real numbers.
+            metric: what counts as accuracy, higher is better: a function of (output, target) or
+                an object with ``update``, ``compute`` and ``reset`` (torchmetrics).
+            scheduler: of learning rates, stepped ``scheduler_every`` "epoch" or "batch" while
+                training; not while pruning.
+            step_function: (network, batch) -> (loss, output, target), instead of the above.
+            checkpoint: a directory that the state is kept in after every epoch. The same call
+                goes on from there after the program was killed, with the same result.
+            progress: show a bar.
+            on_epoch: called with a record of each epoch.
+            config: settings in one object.
+            settings: of :class:`~autoeidetic.TrainConfig`, instead of or on top of ``config``:
+                pruning, step, tolerance, patience, recovery_epochs, max_epochs, lr_factor,
+                prune, clip, autocast, score_batches.
+
+        Several processes launched by ``torchrun`` train it together.
+
+        Example:
+            >>> import torch, autoeidetic
+            >>> from torch import nn
+            >>> model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
+            >>> net = autoeidetic.convert(model, torch.randn(2, 4))
+            >>> net.prepare_for_task(0, num_classes=2)
+            >>> x = torch.randn(64, 4)
+            >>> history = net.train_task([(x, (x[:, 0] > 0).long())], max_epochs=20, progress=False)
+            >>> net.finish_task()
+            >>> history.task
+            0
+
+        Raises:
+            TaskError: no task is open.
+            NonFiniteError: the loss or a value became infinite or NaN; the network is back where
+                it was after the last good epoch.
+            CheckpointError: the directory cannot be written to, or is of another network.
+        """
+        return train_task(
+            self,
+            loader,
+            optimizer=optimizer,
+            loss=loss,
+            metric=metric,
+            scheduler=scheduler,
+            scheduler_every=scheduler_every,
+            step_function=step_function,
+            checkpoint=checkpoint,
+            progress=progress,
+            on_epoch=on_epoch,
+            config=config,
+            **settings,
+        )
 
     @torch.no_grad()
     def _level_computed_weights(self) -> None:
@@ -420,10 +525,10 @@ class EideticNet(nn.Module):
         leaves, structure = pytree.tree_flatten(output)
         attached = self.blueprint.heads[0]
         if attached.layer == ATTACHED:
-            features = heads.mask(leaves[attached.reads], self._visible[ATTACHED, task])
+            features = leaves[attached.reads]
             if self._runtime.features is not None:
                 self._runtime.features[ATTACHED] = features
-            return self._head(task, ATTACHED)(features)
+            return self._head(task, ATTACHED)(heads.mask(features, self._visible[ATTACHED, task]))
         if len(leaves) != len(self.blueprint.outputs):  # a model with other outputs in training
             return output
         parts = []
@@ -469,6 +574,94 @@ class EideticNet(nn.Module):
         )
         with torch.no_grad(), self.free.set_to_zero():
             return self._part(self._run((task,), args, kwargs), 0, (task,))
+
+    # -- inputs of unknown tasks ---------------------------------------------------------------
+
+    def train_router(
+        self,
+        loaders: Sequence[Iterable[Any]] | None = None,
+        by: str = "learned",
+        *,
+        epochs: int = 50,
+        lr: float = 3e-3,
+        seed: int = 0,
+        progress: bool = True,
+        **options: Any,
+    ) -> None:
+        """Learn to tell the finished tasks apart. Nothing but the router changes.
+
+        | by | what decides | data |
+        |---|---|---|
+        | "learned" | a classifier on the features before the output layers | needed |
+        | "mahalanobis" | the distance of these features to those of each task | needed |
+        | "entropy" | how sure each task's head is of its answer | optional |
+        | "energy" | the same, by the size of its logits | optional |
+
+        With data the last two are made comparable from head to head, which helps a lot.
+        After another task is finished, call it again.
+
+        Args:
+            loaders: for each finished task one loader of (inputs, labels), or of inputs alone;
+                inputs are a tensor, a tuple or a dict. Each is read once, and what the router
+                reads of it is kept in memory meanwhile.
+            by: one of these, or a kind registered with :func:`autoeidetic.router`.
+            epochs: of the training of "learned".
+            lr: its learning rate.
+            seed: the same seed gives the same router. The caller's random numbers are not used.
+            progress: show a bar if it takes long.
+            options: of the kind: hidden, batch_size and weight_decay for "learned", shrinkage
+                for "mahalanobis".
+
+        Example:
+            >>> import torch, autoeidetic
+            >>> from torch import nn
+            >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
+            >>> net = autoeidetic.convert(model, torch.randn(2, 4))
+            >>> for task in range(2):  # and train them
+            ...     net.prepare_for_task(task); net.prune(0.4); net.finish_task()
+            >>> data = [[(torch.randn(64, 4) + 5 * task, torch.randint(2, (64,)))]
+            ...         for task in range(2)]
+            >>> net.train_router(data, epochs=100)
+            >>> net.predict(torch.randn(3, 4) + 5).task
+            tensor([1, 1, 1])
+
+        Raises:
+            TaskError: no task is finished.
+            InputError: there is no such kind or option; not one loader for each finished task;
+                an empty loader.
+            NonFiniteError: features are infinite or NaN.
+        """
+        settings = routing.Settings(epochs, lr, seed, progress, _device(self.backbone, ""))
+        made = routing.train(self, loaders, by, settings, options)
+        self.router = made.train(self.training)
+
+    def predict(self, *args: Any, **kwargs: Any) -> routing.Prediction:
+        """Find the task of each input, and its class in that task, in eval mode.
+
+        One pass of the body, as for ``task="all"``. While a later task is trained, the answers
+        for the finished ones stay the same, bit for bit.
+
+        Returns:
+            ``task``, ``label``, ``confidence`` and ``scores``. ``label`` is the largest value
+            along the classes of the first output that a head makes (of several outputs the
+            others are not looked at; for a dense output it is a map of labels).
+
+        Example:
+            >>> import torch, autoeidetic
+            >>> from torch import nn
+            >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+            >>> net = autoeidetic.convert(model, torch.randn(2, 4))
+            >>> net.prepare_for_task(0, num_classes=2); net.prune(0.5); net.finish_task()
+            >>> net.train_router(by="entropy")
+            >>> found = net.predict(torch.randn(5, 4))
+            >>> found.task, found.label.shape, found.confidence.shape, found.scores.shape
+            (tensor([0, 0, 0, 0, 0]), torch.Size([5]), torch.Size([5]), torch.Size([5, 1]))
+
+        Raises:
+            TaskError: there is no router, or tasks were finished after it was trained.
+            NonFiniteError: features are infinite or NaN.
+        """
+        return routing.predict(self, args, kwargs)
 
     # -- reports -------------------------------------------------------------------------------
 
@@ -525,14 +718,14 @@ class EideticNet(nn.Module):
         return [name for head in self.blueprint.heads for name in head.parameters]
 
     def _unused(self) -> list[str]:
-        """Output layers that take no part in training."""
+        """What takes no part in training: other output layers, and frozen values."""
         names = [f"backbone.{n}" for head in self.blueprint.heads for n in head.parameters]
         if self.keep_head and self.open_task == 0:
             names = []
         for task in self._tasks:
             if task.finished:
                 names += enforce.slots(self.heads[str(task.index)], f"heads.{task.index}")
-        return names
+        return names + [f"pins.{name}" for name in self.pins._buffers]
 
     def _install(self) -> None:
         """Put guards on the modules that need one, take them from the others."""

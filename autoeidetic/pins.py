@@ -126,6 +126,10 @@ class Pin:
     frozen: Where | None
     zeros: Where | None
 
+    def holds(self, tensor: Tensor, values: Tensor) -> bool:
+        """Does a tensor have these frozen values?"""
+        return self.frozen is None or self.frozen.holds(tensor, values)
+
     def to(self, device: torch.device) -> Pin:
         frozen = None if self.frozen is None else self.frozen.to(device)
         return Pin(self.name, frozen, None if self.zeros is None else self.zeros.to(device))
@@ -150,6 +154,10 @@ class Pins(nn.Module):
     def values(self, name: str) -> Tensor:
         """The frozen values of a tensor."""
         return self._buffers[_key(name)]  # type: ignore[return-value]
+
+    def frozen(self) -> list[Pin]:
+        """The pins that hold values of finished tasks."""
+        return [pin for pin in self._pins if pin.frozen is not None]
 
     def bind(
         self,

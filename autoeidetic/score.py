@@ -1,18 +1,22 @@
 """Score: how much each class is worth to the task in training.
 
-A score function gets the network and returns, for every parameter element, a value that is summed
-over the elements of a class. One registry: ``@score("name")``; a second registration raises.
+A score function gets the network and the task's data, and returns a worth for every parameter
+element, which is summed over the elements of a class, or a worth for every class. One registry:
+``@score("name")``; a second registration raises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from . import parallel
 from .errors import InputError
 from .values import core, varies
 
@@ -20,35 +24,91 @@ if TYPE_CHECKING:
     from .net import EideticNet
 
 Array = np.ndarray
-Score = Callable[["EideticNet", Any], dict[str, Tensor]]
+#: (network, batch) -> the loss on it.
+Loss = Callable[["EideticNet", Any], Tensor]
+Worth = dict[str, Tensor] | Array
+
+
+@dataclass(frozen=True)
+class ScoreData:
+    """What a score may look at: batches of the task, and the loss on one of them."""
+
+    batches: Iterable[Any]
+    loss: Loss
+
+
+@dataclass(frozen=True)
+class Score:
+    """A registered score.
+
+    ``across``: from 0, every group gives up the same share of its units, to 1, the ranking over
+    the whole network decides how many each group gives up.
+    """
+
+    function: Callable[[EideticNet, ScoreData | None], Worth]
+    across: float
+
+
 _SCORES: dict[str, Score] = {}
 
 
-def score(name: str) -> Callable[[Score], Score]:
-    """Register a score function: (network, loader) -> a tensor of worths per parameter name."""
+def score(name: str, *, across: float = 0.0) -> Callable[[Any], Any]:
+    """Register a score function: (network, data) -> a tensor of worths per parameter name.
 
-    def register(function: Score) -> Score:
+    It may as well return one worth per class, a vector of length ``net.blueprint.plan.classes +
+    1``. ``data`` is None when the caller has given no loader.
+
+    Example:
+        >>> import autoeidetic
+        >>> @autoeidetic.score("largest")
+        ... def largest(net, data):
+        ...     return {name: p.abs() == p.abs().max() for name, p in net.backbone.named_parameters()}
+    """  # noqa: E501
+
+    def register(function: Any) -> Any:
         if name in _SCORES:
             raise InputError(
                 f"there is a score {name!r} already", remedy="register it by another name"
             )
-        _SCORES[name] = function
+        _SCORES[name] = Score(function, across)
         return function
 
     return register
 
 
-def class_scores(net: EideticNet, by: str, loader: Iterable[Any] | None) -> Array:
-    """The score of every class, over all its members.
+def named(name: str) -> Score:
+    """A registered score.
 
     Raises:
-        InputError: no such score, or it needs a loader.
+        InputError: there is none of this name.
     """
-    if by not in _SCORES:
-        raise InputError(f"by={by!r} is unknown", remedy=f"use one of {', '.join(sorted(_SCORES))}")
+    if name not in _SCORES:
+        raise InputError(
+            f"there is no score {name!r}", remedy=f"use one of {', '.join(sorted(_SCORES))}"
+        )
+    return _SCORES[name]
+
+
+def class_scores(net: EideticNet, by: str, data: ScoreData | None) -> Array:
+    """The score of every class, over all its members; the same in all processes.
+
+    Raises:
+        InputError: no such score, it needs data, or it gave values that are no numbers.
+    """
+    result = parallel.mean(_by_class(net, named(by).function(net, data)))
+    if not np.isfinite(result).all():
+        raise InputError(
+            f"score {by!r} is infinite or NaN for {int((~np.isfinite(result)).sum())} classes",
+            remedy="net.rollback() if training has diverged, or mend the score",
+        )
+    return result
+
+
+def _by_class(net: EideticNet, worth: Worth) -> Array:
     plan = net.blueprint.plan
+    if isinstance(worth, np.ndarray):
+        return worth
     total = np.zeros(plan.classes + 1)
-    worth = _SCORES[by](net, loader)
     for name, entry in plan.parameters.items():
         if name in worth and not entry.head:
             _add(total, entry.owner, worth[name])
@@ -58,11 +118,14 @@ def class_scores(net: EideticNet, by: str, loader: Iterable[Any] | None) -> Arra
 def _add(total: Array, owner: Tensor, worth: Tensor) -> None:
     """Sum a parameter's worths by class."""
     constant = [d for d in range(owner.dim()) if d not in varies(owner)]
-    summed = worth.detach().double().cpu()
+    summed = worth.detach()
     if constant:
-        summed = summed.sum(constant, keepdim=True)
+        summed = summed.sum(constant, keepdim=True, dtype=torch.float64)
     index = core(owner).reshape(-1).numpy()
-    np.add.at(total, index, summed.reshape(-1).numpy())
+    np.add.at(total, index, summed.double().cpu().reshape(-1).numpy())
+
+
+# -- the scores ----------------------------------------------------------------------------------
 
 
 def _parameters(net: EideticNet) -> dict[str, Tensor]:
@@ -70,43 +133,74 @@ def _parameters(net: EideticNet) -> dict[str, Tensor]:
 
 
 @score("l1")
-def l1(net: EideticNet, loader: Any) -> dict[str, Tensor]:
+def l1(net: EideticNet, data: Any) -> Worth:
     """Sum of absolute values."""
     return {name: p.abs() for name, p in _parameters(net).items()}
 
 
 @score("l2")
-def l2(net: EideticNet, loader: Any) -> dict[str, Tensor]:
+def l2(net: EideticNet, data: Any) -> Worth:
     """Sum of squares."""
     return {name: p.square() for name, p in _parameters(net).items()}
 
 
 @score("random")
-def random(net: EideticNet, loader: Any) -> dict[str, Tensor]:
+def random(net: EideticNet, data: Any) -> Worth:
     """A random order, from torch's generator."""
-    return {name: torch.rand(p.shape) for name, p in _parameters(net).items()}
+    return torch.rand(net.blueprint.plan.classes + 1, dtype=torch.float64).numpy()
 
 
-@score("taylor")
-def taylor(net: EideticNet, loader: Iterable[Any] | None) -> dict[str, Tensor]:
-    """First-order Taylor expansion of the loss (Molchanov et al.): (gradient x weight) squared.
+@score("taylor", across=1.0)
+def taylor(net: EideticNet, data: ScoreData | None) -> Worth:
+    """First-order Taylor expansion of the loss (Molchanov et al.), ranked over the network.
 
-    Gradients of a cross entropy over the loader's (inputs, labels), in eval mode.
+    How much the loss would change, to first order, if the class were gone: the sum of gradient
+    times weight over all its elements. Squared, and averaged over batches, in eval mode.
     """
-    if loader is None:
+    if data is None:
         raise InputError('by="taylor" needs data', remedy="pass loader=, of (inputs, labels)")
+    total, batches = np.zeros(net.blueprint.plan.classes + 1), 0
+    with _own_gradients(net):
+        for batch in data.batches:
+            net.zero_grad(set_to_none=True)
+            data.loss(net, batch).backward()
+            total += np.square(
+                _by_class(
+                    net,
+                    {
+                        name: p.grad * p.detach()
+                        for name, p in net.backbone.named_parameters()
+                        if p.grad is not None
+                    },
+                )
+            )
+            batches += 1
+    if not batches:
+        raise InputError('by="taylor" got no batch', remedy="pass a loader that has some")
+    return total / batches
+
+
+@score("hybrid", across=0.5)
+def hybrid(net: EideticNet, data: ScoreData | None) -> Worth:
+    """Taylor and magnitude together: both must say that a unit can go.
+
+    Within a group a class is worth the geometric mean of its Taylor score and its sum of squares;
+    how much a group gives up lies half way between the same share for all and what the ranking
+    over the network says. So every layer frees some capacity, and where there is more to spare
+    it frees more.
+    """
+    influence, size = taylor(net, data), _by_class(net, l2(net, data))
+    return np.sqrt(influence * size)
+
+
+@contextmanager
+def _own_gradients(net: EideticNet) -> Iterator[None]:
+    """Gradients that the caller does not see, in eval mode."""
     kept = {name: p.grad for name, p in net.named_parameters()}
     training = net.training
     net.eval()
     try:
-        net.zero_grad(set_to_none=True)
-        for inputs, labels in loader:
-            torch.nn.functional.cross_entropy(net(inputs), labels).backward()
-        return {
-            name: (p.grad * p.detach()).square()
-            for name, p in net.backbone.named_parameters()
-            if p.grad is not None
-        }
+        yield
     finally:
         for name, p in net.named_parameters():
             p.grad = kept[name]

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from zoo import ZOO
 
 import autoeidetic
-from autoeidetic.checkpoint import archive, rebuild
+from autoeidetic import archive
+from autoeidetic.checkpoint import rebuild
 from autoeidetic.errors import CheckpointError, InputError, TaskError
 from autoeidetic.net import EideticNet
 

@@ -511,7 +511,7 @@ def test_unknown_options() -> None:
         autoeidetic.convert(Pooled(), X, recycle="no")
     life = lives.Life(Pooled(), X)
     life.prepare()
-    with lives.unchanged(life.net), pytest.raises(InputError, match="by='no' is unknown"):
+    with lives.unchanged(life.net), pytest.raises(InputError, match="there is no score 'no'"):
         life.net.prune(0.5, by="no")
     with lives.unchanged(life.net), pytest.raises(InputError, match="needs data"):
         life.net.prune(0.5, by="taylor")

@@ -306,3 +306,16 @@ def test_kept_timm_model_computes_what_it_did(name: str) -> None:
     torch.manual_seed(0)
     model = timm.create_model(name)
     kept(model, torch.randn(2, *model.pretrained_cfg["input_size"]))
+
+
+def test_what_no_task_uses_stays_finite_in_a_deep_network() -> None:
+    """Free channels are normalised by themselves, or they would grow at every norm."""
+    model = timm.models.vision_transformer.VisionTransformer(
+        img_size=16, patch_size=8, embed_dim=48, depth=12, num_heads=6, num_classes=3
+    )
+    x = torch.randn(2, 3, 16, 16)
+    net = autoeidetic.convert(lives.randomise(model), x)
+    net.prepare_for_task(0, num_classes=3)
+    net.prune(0.5)
+    net.finish_task()
+    assert net.verify(x).ok

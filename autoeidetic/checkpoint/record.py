@@ -24,6 +24,14 @@ _DTYPES = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, 
 
 
 @dataclass(frozen=True)
+class RouterRecord:
+    """The kind of a router, and the number of tasks it knows."""
+
+    kind: str
+    tasks: int
+
+
+@dataclass(frozen=True)
 class Record:
     """What a file tells of a network besides its tensors.
 
@@ -43,6 +51,7 @@ class Record:
     analysed_as: dict[str, str]
     recipe: dict[str, Any]
     fingerprint: dict[str, str]
+    router: RouterRecord | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -84,7 +93,16 @@ def _parse(data: Any) -> Record:
         analysed_as=_dict(str, data["analysed_as"]),
         recipe=_a(dict, data["recipe"]),
         fingerprint=_dict(str, data["fingerprint"]),
+        router=_router(data["router"]),
     )
+
+
+def _router(data: Any) -> RouterRecord | None:
+    if data is None:
+        return None
+    if set(data) != {"kind", "tasks"}:
+        raise ValueError(f"{sorted(data)!r:.80} about the router")
+    return RouterRecord(kind=_a(str, data["kind"]), tasks=_a(int, data["tasks"]))
 
 
 def _task(data: Any) -> Task:

@@ -18,16 +18,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .. import archive
 from ..convert import convert
 from ..enforce import slots
 from ..errors import AutoeideticError, CheckpointError, InputError, Place
 from ..net import EideticNet
-from . import archive, rebuild
+from ..routing import restore, view
+from . import rebuild
 from .fill import FRESH, check_places, distinct, filled
-from .record import Record, decode, dtype_of, encode, fingerprint, versions
+from .record import Record, RouterRecord, decode, dtype_of, encode, fingerprint, versions
 
 _OWNERS, _PRUNED = "owners", "pruned"
 _EXAMPLE = "example."
+_ROUTER = "router."
 _AGAIN = "save the network again"
 
 
@@ -56,6 +59,9 @@ def save(net: EideticNet, path: Any) -> None:
         tensors = dict(values)
         tensors[_OWNERS] = torch.from_numpy(net.owners.task)
         tensors[_PRUNED] = torch.from_numpy(net.owners.pruned)
+        router = net.router
+        if router is not None:
+            tensors |= {f"{_ROUTER}{name}": value for name, value in router.named_buffers()}
         example = encode([net.example.args, net.example.kwargs], tensors, _EXAMPLE)
         record = Record(
             versions=versions(),
@@ -81,6 +87,7 @@ def save(net: EideticNet, path: Any) -> None:
             },
             recipe=rebuild.recipe(net.backbone, net.blueprint.heads[0].size),
             fingerprint=fingerprint(net.blueprint),
+            router=None if router is None else RouterRecord(router.kind, router.tasks),
         )
         archive.write(Path(path), record.to_dict(), tensors)
 
@@ -183,7 +190,7 @@ def _check_storable(net: EideticNet, values: Mapping[str, Tensor]) -> None:
 
 
 def _check_kinds(tensors: Mapping[str, Tensor]) -> None:
-    prefixes = ("backbone.", "heads.", _EXAMPLE)
+    prefixes = ("backbone.", "heads.", _EXAMPLE, _ROUTER)
     for name in tensors:
         if name not in (_OWNERS, _PRUNED) and not name.startswith(prefixes):
             raise CheckpointError(f"has a tensor {name!r} of no known kind", remedy=_AGAIN)
@@ -220,6 +227,7 @@ def _resume(net: EideticNet, record: Record, tensors: Mapping[str, Tensor]) -> N
         if name in tensors:
             tensor.data = tensors[name]
     net._settle(freeze=True)
+    _take_over_router(net, record, tensors)
     net.train(record.training)
     for name, module in net.named_modules():
         if name in record.other_mode:
@@ -263,6 +271,25 @@ def _take_over_tasks(net: EideticNet, record: Record, tensors: Mapping[str, Tens
     except AutoeideticError as error:
         raise CheckpointError(
             f"has a head that cannot be made: {error.fact}", place=error.place, remedy=FRESH
+        ) from error
+
+
+def _take_over_router(net: EideticNet, record: Record, tensors: Mapping[str, Tensor]) -> None:
+    own = {n.removeprefix(_ROUTER): t for n, t in tensors.items() if n.startswith(_ROUTER)}
+    if record.router is None:
+        if own:
+            raise CheckpointError("has the tensors of a router, but no router", remedy=_AGAIN)
+        return
+    kind, tasks = record.router.kind, record.router.tasks
+    if not 0 < tasks <= sum(task.finished for task in record.tasks):
+        raise CheckpointError(f"has a router for {tasks} finished tasks", remedy=_AGAIN)
+    try:
+        net.router = restore(kind, own, view(net, tasks))
+    except AutoeideticError as error:
+        raise CheckpointError(
+            f"has a router {kind!r} that cannot be made: {error.fact}",
+            remedy=f"{error.remedy}; a kind of your own is registered with @autoeidetic.router "
+            "before the network is loaded",
         ) from error
 
 

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..errors import CheckpointError
+from .errors import CheckpointError
 
 #: Raised when files of the old format can no longer be read as they are.
 FORMAT = 1

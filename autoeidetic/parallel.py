@@ -1,0 +1,71 @@
+"""Parallel: several processes that train one network, by ``torch.distributed``.
+
+Every function works without it as well: then there is one process, and nothing to exchange.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, distributed
+
+Value = TypeVar("Value")
+
+
+def start() -> None:
+    """Join the processes that ``torchrun`` has launched, unless the program has done so."""
+    if not distributed.is_available() or distributed.is_initialized():
+        return
+    if distributed.is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1:
+        distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+
+
+def count() -> int:
+    """How many processes there are."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_world_size()
+    return 1
+
+
+def rank() -> int:
+    """Which of them this is; the first one writes files and shows progress."""
+    return distributed.get_rank() if count() > 1 else 0
+
+
+def total(tensor: Tensor) -> Tensor:
+    """The sum over all processes, the same bits in each."""
+    if count() == 1:
+        return tensor
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    summed = tensor.to(device, copy=True)
+    distributed.all_reduce(summed)
+    distributed.broadcast(summed, 0)
+    return summed.to(tensor.device)
+
+
+def mean(values: np.ndarray) -> np.ndarray:
+    """The mean over all processes, the same bits in each."""
+    return values if count() == 1 else (total(torch.from_numpy(values)) / count()).numpy()
+
+
+def first(value: Value) -> Value:
+    """What the first process has."""
+    return share(value)[0]
+
+
+def share(value: Value) -> list[Value]:
+    """What every process has, in their order."""
+    if count() == 1:
+        return [value]
+    found: list[Any] = [None] * count()
+    distributed.all_gather_object(found, value)
+    return found
+
+
+def wait() -> None:
+    """Until all have come here."""
+    if count() > 1:
+        distributed.barrier()

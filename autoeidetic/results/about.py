@@ -1,0 +1,56 @@
+"""About: when, with what and from which seeds a run was made."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+import torch
+
+_PACKAGES = ("autoeidetic", "torch", "torchvision", "timm", "numpy")
+
+
+def date(given: datetime | str | None) -> str:
+    """A date as text; without one, now.
+
+    >>> date(datetime(2025, 1, 31, 12))
+    '2025-01-31T12:00:00'
+    """
+    if isinstance(given, str):
+        return given
+    return (given or datetime.now(timezone.utc)).isoformat(timespec="seconds")
+
+
+def seeds(given: Mapping[str, int] | int | None) -> dict[str, int]:
+    """Seeds by name; without any, that of torch.
+
+    >>> seeds(7)
+    {'torch': 7}
+    """
+    if isinstance(given, Mapping):
+        return {str(name): int(seed) for name, seed in given.items()}
+    return {"torch": torch.initial_seed() if given is None else int(given)}
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that decide about bits."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """The first settings that differ, in words.
+
+    >>> difference({"lr": 0.1, "step": 1}, {"lr": 0.2, "step": 1})
+    'lr was 0.1 and is 0.2'
+    """
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return ", ".join(f"{n} was {old.get(n)!r} and is {new.get(n)!r}" for n in names[:3])

@@ -1,0 +1,85 @@
+"""Bitwise: the digests of finished tasks over time, and whether they agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .table import html, table
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The digests of one task, by the task after which they were taken.
+
+    ``same`` is None when the task was asked different things, so that its answers cannot be
+    compared.
+    """
+
+    task: int
+    inputs: dict[int, str]
+    outputs: dict[int, str]
+
+    @property
+    def same(self) -> bool | None:
+        answers: dict[str, set[str]] = {}
+        for after, asked in self.inputs.items():
+            answers.setdefault(asked, set()).add(self.outputs[after])
+        if any(len(different) > 1 for different in answers.values()):
+            return False
+        return True if len(answers) == 1 else None
+
+
+@dataclass(frozen=True)
+class Bitwise:
+    """Of every finished task: has a bit of its outputs moved?
+
+    Example:
+        >>> asked = {"inputs": "a1", "outputs": "b1"}
+        >>> moved = {"inputs": "a1", "outputs": "b2"}
+        >>> then, now = [{"task": 0, "digest": asked}], [{"task": 0, "digest": moved}]
+        >>> print(Bitwise.of({0: then, 1: now}))
+        task  measured  outputs
+        0            2  MOVED
+        outputs of finished tasks have moved
+    """
+
+    tasks: tuple[Kept, ...]
+
+    @staticmethod
+    def of(evaluations: Mapping[int, Iterable[Mapping[str, Any]]]) -> Bitwise:
+        """From the results of all tasks (as dicts) after each task."""
+        asked: dict[int, dict[int, str]] = {}
+        answered: dict[int, dict[int, str]] = {}
+        for after, results in evaluations.items():
+            for result in results:
+                if result["digest"] is not None:
+                    asked.setdefault(result["task"], {})[after] = result["digest"]["inputs"]
+                    answered.setdefault(result["task"], {})[after] = result["digest"]["outputs"]
+        return Bitwise(tuple(Kept(task, asked[task], answered[task]) for task in sorted(asked)))
+
+    @property
+    def ok(self) -> bool | None:
+        """Are all the same; None when that cannot be told of some, or of none at all."""
+        verdicts = [kept.same for kept in self.tasks]
+        if False in verdicts:
+            return False
+        return None if None in verdicts or not verdicts else True
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"ok": self.ok, "tasks": [{**asdict(k), "same": k.same} for k in self.tasks]}
+
+    def __str__(self) -> str:
+        words = {True: "same", False: "MOVED", None: "asked other things"}
+        rows = [["task", "measured", "outputs"]]
+        rows += [[str(k.task), str(len(k.inputs)), words[k.same]] for k in self.tasks]
+        verdict = {
+            True: "no bit of a finished task has moved",
+            False: "outputs of finished tasks have moved",
+            None: "not all can be compared: evaluate on loaders that do not shuffle, or reference=",
+        }
+        return f"{table(rows)}\n{verdict[self.ok]}"
+
+    def _repr_html_(self) -> str:
+        return html(str(self))

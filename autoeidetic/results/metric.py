@@ -1,0 +1,248 @@
+"""Metric: any measure of (output, target) behind one small interface.
+
+A plain function, an object like those of torchmetrics, or nothing at all (then it is accuracy)
+becomes an :class:`Accumulator`: ``update`` with every batch, ``compute`` at the end.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, distributed
+from torch.utils import _pytree as pytree
+
+from .. import parallel
+from ..errors import InputError
+
+#: Targets of this value are left out, as in ``torch.nn.functional.cross_entropy``.
+IGNORED = -100
+
+MetricFunction = Callable[[Any, Any], Any]
+
+
+class Accumulator(Protocol):
+    """Gathers a measure over batches."""
+
+    name: str
+
+    def update(self, output: Any, target: Any) -> None:
+        """Take a batch into account."""
+
+    def compute(self) -> float:
+        """The measure over all batches since the last reset, of all processes."""
+
+    def reset(self) -> None:
+        """Forget all batches."""
+
+
+def accumulator(
+    metric: Any = None, *, device: torch.device | str | None = None, together: bool = True
+) -> Accumulator:
+    """Wrap any metric.
+
+    Args:
+        metric: None for :func:`accuracy`; a function of (output, target) that returns a number for
+            the batch, or a tensor of numbers that count one each; or an object with ``update``,
+            ``compute`` and ``reset``, such as a torchmetrics ``Metric``.
+        device: where an object with a method ``to`` is moved.
+        together: with several processes, ``compute`` is over the batches of all of them, and all
+            have to call it. Objects exchange what they need themselves, as those of
+            torchmetrics do.
+
+    Example:
+        >>> import torch
+        >>> mean = accumulator(lambda output, target: (output - target).abs())
+        >>> mean.update(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 1.0, 1.0]))
+        >>> mean.update(torch.tensor([9.0]), torch.tensor([0.0]))
+        >>> mean.compute()
+        3.0
+
+    Raises:
+        InputError: it is nothing of the kind.
+    """
+    if metric is None:
+        return Mean(accuracy, together)
+    if inspect.isclass(metric):
+        raise InputError(
+            f"metric={metric.__qualname__} is a class", remedy="pass an object of this class"
+        )
+    if all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset")):
+        return Delegate(metric, device)
+    if not callable(metric):
+        raise InputError(
+            f"metric is a {type(metric).__qualname__}",
+            remedy="pass a function of (output, target), or an object with update(output, target), "
+            "compute() and reset()",
+        )
+    return Mean(metric, together)
+
+
+class Mean:
+    """The mean of what a function returns, over samples."""
+
+    def __init__(self, function: MetricFunction, together: bool = True) -> None:
+        self.name = getattr(function, "__name__", type(function).__qualname__)
+        self._function = function
+        self._together = together
+        self.reset()
+
+    def update(self, output: Any, target: Any) -> None:
+        value = self._function(output, target)
+        if isinstance(value, Tensor) and value.dim():
+            self._sum += float(value.detach().double().sum())
+            self._count += value.numel()
+            return
+        try:
+            number = float(value)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"metric '{self.name}' returned a {type(value).__qualname__}",
+                remedy="return a number, or a tensor with one for every sample",
+            ) from error
+        samples = len(first_tensor(target, "target"))
+        self._sum += number * samples
+        self._count += samples
+
+    def compute(self) -> float:
+        pair = [self._sum, float(self._count)]
+        value, count = sums(torch.tensor(pair, dtype=torch.float64), self._together).tolist()
+        return value / count if count else math.nan
+
+    def reset(self) -> None:
+        self._sum, self._count = 0.0, 0
+
+
+class Delegate:
+    """An object that gathers by itself."""
+
+    def __init__(self, metric: Any, device: torch.device | str | None = None) -> None:
+        self.name = type(metric).__qualname__
+        moves = device is not None and callable(getattr(metric, "to", None))
+        self._metric = metric.to(device) if moves else metric
+
+    def update(self, output: Any, target: Any) -> None:
+        self._metric.update(output, target)
+
+    def compute(self) -> float:
+        value = self._metric.compute()
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+            raise InputError(
+                f"metric '{self.name}' computed a {type(value).__qualname__}{shape}",
+                remedy="pass one that computes a single number (in torchmetrics: with an average)",
+            ) from error
+
+    def reset(self) -> None:
+        self._metric.reset()
+
+
+def sums(tensor: Tensor, together: bool) -> Tensor:
+    """Sums over all processes, on the CPU."""
+    if not together or parallel.count() == 1:
+        return tensor.cpu()
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    return parallel.total(tensor.to(device)).cpu()
+
+
+# -- accuracy -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Of every target that counts: is the answer right, and which class is it about?"""
+
+    right: Tensor
+    label: Tensor
+    classes: int
+
+
+def accuracy(output: Any, target: Any) -> Tensor:
+    """Which targets are met: 1 or 0 for each.
+
+    Whole-number targets are compared with the largest of the classes, along dimension 1:
+    ``[N]`` for outputs ``[N, C]``, or dense, ``[N, H, W]`` for ``[N, C, H, W]``; -100 is left
+    out. Real targets of the output's shape are labels of which several may hold: an answer is
+    above 0 or not; NaN is left out. Of a structured output the first tensor counts.
+
+    Example:
+        >>> import torch
+        >>> accuracy(torch.tensor([[2.0, 1.0], [0.0, 3.0]]), torch.tensor([0, 0]))
+        tensor([1., 0.])
+        >>> accuracy(torch.tensor([[2.0, -1.0, -1.0]]), torch.tensor([[1.0, 1.0, 0.0]]))
+        tensor([1., 0., 1.])
+
+    Raises:
+        InputError: targets and outputs do not fit.
+    """
+    return judge(output, target).right.float()
+
+
+def judge(output: Any, target: Any) -> Judged:
+    """See :func:`accuracy`."""
+    problem = misfit(output, target)
+    if problem:
+        raise InputError(
+            problem,
+            remedy="pass class numbers (integers) without the class dimension of the output, or "
+            "real labels of the output's shape; or metric=, a function of (output, target)",
+        )
+    output, target = first_tensor(output, "output").detach(), first_tensor(target, "target")
+    target = target.to(output.device)
+    if whole(target):
+        return _one_of(output, target.long())
+    return _several(output, target)
+
+
+def _one_of(output: Tensor, target: Tensor) -> Judged:
+    known = target != IGNORED
+    right = output.argmax(1) == target
+    return Judged(right[known], target[known], output.shape[1])
+
+
+def _several(output: Tensor, target: Tensor) -> Judged:
+    """The labels are along dimension 1; without one there is a single label."""
+    known = ~target.isnan()
+    right = (output > 0) == (target > 0.5)
+    classes = output.shape[1] if output.dim() > 1 else 1
+    shape = [1, classes] + [1] * (output.dim() - 2) if output.dim() > 1 else [1]
+    label = torch.arange(classes, device=output.device).view(shape).expand(output.shape)
+    return Judged(right[known], label[known], classes)
+
+
+def misfit(output: Any, target: Any) -> str:
+    """Why accuracy cannot be told of these; "" when it can."""
+    output, target = first_tensor(output, "output"), first_tensor(target, "target")
+    shapes = f"targets of shape {tuple(target.shape)} ({target.dtype}) for outputs of shape "
+    shapes += f"{tuple(output.shape)}"
+    if not whole(target):
+        return "" if target.shape == output.shape else shapes
+    if output.dim() < 2 or target.shape != output.shape[:1] + output.shape[2:]:
+        return shapes
+    classes = output.shape[1]
+    wrong = (target != IGNORED) & ((target < 0) | (target >= classes))
+    if bool(wrong.any()):
+        return f"a target is {int(target[wrong][0])}, and the output has {classes} classes, from 0"
+    return ""
+
+
+def whole(target: Tensor) -> bool:
+    """Are these class numbers, rather than labels that hold or not?"""
+    return not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
+
+
+def first_tensor(value: Any, what: str) -> Tensor:
+    """The first tensor in a structure."""
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, Tensor):
+            return leaf
+    raise InputError(
+        f"the {what} is a {type(value).__qualname__} without a tensor in it",
+        remedy="pass metric=, a function of (output, target)",
+    )

@@ -1,0 +1,429 @@
+"""Run: the record of a run in a directory, in plain files, to be continued after a crash."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import parallel
+from ..errors import InputError
+from . import about, drawing, files, plots
+from .bitwise import Bitwise
+from .board import Board
+from .metrics import AccuracyMatrix
+from .rows import COLUMNS, Row, as_mapping, as_row, epochs, key, parsed
+from .table import html, line, number, table
+
+if TYPE_CHECKING:
+    from ..capacity import Capacity
+    from .evaluate import Evaluation
+
+#: Raised when files of the old format can no longer be read as they are.
+FORMAT = 1
+METRICS, TASKS, RESULTS, PLOTS = "metrics.csv", "tasks.csv", "results.json", "plots"
+_TRIAL = ".autoeidetic-trial"
+
+
+class Run:
+    """A record in a directory: made, or continued when there is one already.
+
+    - ``metrics.csv``: a row for every epoch
+    - ``tasks.csv``: a row for every finished task
+    - ``results.json``: everything that is not per epoch: accuracies and their means, per class,
+      confusions of the router, capacity, digests, configuration, versions, seeds, date
+    - ``plots/``: drawings, if matplotlib is installed
+    - ``tensorboard/``: the same curves, if tensorboard is installed
+
+    Every file is replaced as a whole, so that a crash leaves the old one or the new one. An epoch
+    or a task that is repeated after a crash replaces what was recorded of it. With several
+    processes only the first one writes.
+
+    Args:
+        directory: where; it is made if need be.
+        config: settings to be recorded, of plain values: a mapping or a dataclass.
+        seeds: a dict, or one number; by default torch's.
+        date: when the run began; by default now.
+        draw: False for no plots, True to insist on them.
+        tensorboard: False for no events.
+
+    Example:
+        >>> import tempfile, torch, autoeidetic
+        >>> from torch import nn
+        >>> directory = tempfile.mkdtemp()
+        >>> run = autoeidetic.Run(directory, config={"lr": 0.1}, draw=False)
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> x, y = torch.randn(10, 4), torch.randint(2, (10,))
+        >>> net = autoeidetic.convert(model, x)
+        >>> for task in range(2):
+        ...     net.prepare_for_task(task, num_classes=2)
+        ...     run.epoch(task=task, epoch=0, loss=0.7)  # train here
+        ...     net.prune(0.5)
+        ...     net.finish_task()
+        ...     run.after_task(task, autoeidetic.evaluate(net, [[(x, y)]] * 2), net.capacity())
+        >>> run.matrix.backward_transfer(), run.bitwise.ok
+        (0.0, True)
+        >>> autoeidetic.Run.resume(directory).tasks
+        (0, 1)
+
+    Raises:
+        InputError: the directory cannot be written to, or holds something else.
+    """
+
+    def __init__(
+        self,
+        directory: Any,
+        *,
+        config: Any = None,
+        seeds: Mapping[str, int] | int | None = None,
+        date: datetime | str | None = None,
+        draw: bool | None = None,
+        tensorboard: bool = True,
+    ) -> None:
+        self.directory = Path(directory)
+        if draw:
+            drawing.need_matplotlib()
+        self._draw = importlib.util.find_spec("matplotlib") is not None if draw is None else draw
+        self._writes = parallel.rank() == 0
+        self._check_directory()
+        self._rows: dict[tuple[Any, ...], Row] = {}
+        self._fresh: set[tuple[Any, ...]] = set()
+        self._tasks: dict[int, Row] = {}
+        self._alone: dict[int, float] = {}
+        self._about: Row = {
+            "date": about.date(date),
+            "seeds": about.seeds(seeds),
+            "config": files.as_stored(as_mapping(config)),
+        }
+        self._board = Board(self.directory / "tensorboard", tensorboard and self._writes)
+        if (self.directory / RESULTS).exists():
+            self._load(check_config=config is not None)
+        else:
+            self._write(RESULTS, files.to_json(self.to_dict()))
+
+    @classmethod
+    def resume(cls, directory: Any, **options: Any) -> Run:
+        """Continue a record that is there.
+
+        Example:
+            >>> import tempfile
+            >>> directory = tempfile.mkdtemp()
+            >>> _ = Run(directory, config={"lr": 0.1})
+            >>> Run.resume(directory).config
+            {'lr': 0.1}
+
+        Raises:
+            InputError: there is none.
+        """
+        if not (Path(directory) / RESULTS).exists():
+            raise InputError(
+                f"there is no run in '{directory}'", remedy="Run(directory) begins a new one"
+            )
+        return cls(directory, **options)
+
+    # -- what is recorded ----------------------------------------------------------------------
+
+    @property
+    def config(self) -> Row:
+        """The settings."""
+        return dict(self._about["config"])
+
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """The tasks that are recorded as finished."""
+        return tuple(self._tasks)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The epochs."""
+        return tuple(dict(row) for row in self._rows.values())
+
+    @property
+    def matrix(self) -> AccuracyMatrix:
+        """Accuracy on every task after every task."""
+        count = max(self._tasks, default=-1) + 1
+        rows = [[math.nan] * (after + 1) for after in range(count)]
+        names = [f"task {task}" for task in range(count)]
+        for after, record in self._tasks.items():
+            names[after] = record["name"]
+            for result in record["evaluation"]["tasks"]:
+                if result["task"] <= after:
+                    rows[after][result["task"]] = _number(result["accuracy"])
+        return AccuracyMatrix(rows, names)
+
+    @property
+    def bitwise(self) -> Bitwise:
+        """Have the outputs of finished tasks stayed the same?"""
+        return Bitwise.of({t: r["evaluation"]["tasks"] for t, r in self._tasks.items()})
+
+    # -- recording -----------------------------------------------------------------------------
+
+    def epoch(self, row: Any = None, /, **values: Any) -> None:
+        """Record an epoch.
+
+        Args:
+            row: a mapping or a dataclass, such as :meth:`autoeidetic.EideticNet.train_task`
+                gives to its ``on_epoch``.
+            values: or the values themselves: ``task`` and ``epoch`` (or ``number``), ``phase``
+                ("train"), ``round`` of pruning (0), ``loss``, ``accuracy``, ``pruned`` (share of
+                units), ``free`` (share of the network), ``lr``, ``seconds``; any others are added
+                as columns.
+
+        Example:
+            >>> import tempfile
+            >>> run = Run(tempfile.mkdtemp())
+            >>> run.epoch(task=0, epoch=0, loss=0.7, accuracy=0.5, norm=3.0)
+            >>> run.epoch(task=0, epoch=0, loss=0.6)  # once more, after a crash
+            >>> len(run.rows), run.rows[0]["loss"]
+            (1, 0.6)
+
+        Raises:
+            InputError: ``task`` or ``epoch`` is missing, a value is not a number, or later tasks
+                are recorded already; or the file cannot be written.
+        """
+        self._add(as_row({**as_mapping(row), **values}))
+        self._write_rows()
+
+    def after_task(
+        self,
+        task: int,
+        evaluation: Evaluation,
+        capacity: Capacity,
+        history: Any = None,
+        seconds: float | None = None,
+    ) -> None:
+        """Record a finished task.
+
+        Args:
+            task: its number.
+            evaluation: of all tasks so far.
+            capacity: of the network now.
+            history: the epochs, if they were not recorded one by one: what
+                :meth:`autoeidetic.EideticNet.train_task` returned, or rows as for :meth:`epoch`.
+            seconds: how long the task took.
+
+        Raises:
+            InputError: the task was not evaluated, or later tasks are recorded already; or a file
+                cannot be written.
+        """
+        self._check_last(task)
+        if task not in evaluation.accuracy:
+            raise InputError(
+                f"the evaluation has tasks {sorted(evaluation.accuracy)}, and not {task}",
+                remedy="evaluate the task before it is recorded",
+            )
+        for row in epochs(history):
+            self._add(as_row(row))
+        self._drop_old_rows(task)
+        whole = capacity.to_dict()  # per task and group; layers would be many
+        parts = ("free", "used", "tasks", "groups", "reuse")
+        record = {
+            "task": task,
+            "name": next(r.name for r in evaluation.tasks if r.task == task),
+            "seconds": seconds,
+            "evaluation": evaluation.to_dict(),
+            "capacity": {part: whole[part] for part in parts},
+            "versions": about.versions(),
+        }
+        self._tasks[task] = files.as_stored(record)
+        self._write_rows()
+        self._write_all()
+        self._board.task(self._tasks[task])
+
+    def alone(self, task: int, accuracy: float) -> None:
+        """Record what the same network reaches when it is trained on a task alone.
+
+        With one for each task, forward transfer is recorded.
+
+        Example:
+            >>> import tempfile
+            >>> run = Run(tempfile.mkdtemp())
+            >>> run.alone(0, 0.98)
+            >>> run.to_dict()["alone"]
+            {0: 0.98}
+        """
+        self._alone[int(task)] = float(accuracy)
+        self._write(RESULTS, files.to_json(self.to_dict()))
+
+    def rewind(self, task: int) -> None:
+        """Forget what was recorded of a task and all after it, to do them again in another way.
+
+        Example:
+            >>> import tempfile
+            >>> run = Run(tempfile.mkdtemp())
+            >>> run.epoch(task=0, epoch=0)
+            >>> run.epoch(task=1, epoch=0)
+            >>> run.rewind(1)
+            >>> [row["task"] for row in run.rows]
+            [0]
+        """
+        self._rows = {own: row for own, row in self._rows.items() if row["task"] < task}
+        self._tasks = {index: record for index, record in self._tasks.items() if index < task}
+        self._write_rows()
+        self._write_all()
+
+    def _add(self, row: Row) -> None:
+        self._check_last(row["task"])
+        self._rows[key(row)] = row
+        self._fresh.add(key(row))
+        self._board.epoch(row, list(self._rows).index(key(row)))
+
+    def _check_last(self, task: int) -> None:
+        later = [recorded for recorded in self._tasks if recorded > task]
+        if later:
+            raise InputError(
+                f"task {task} is recorded after task {later[-1]}, in '{self.directory}'",
+                remedy=f"run.rewind({task}) forgets the tasks from {task} on; or choose another "
+                "directory",
+            )
+
+    def _drop_old_rows(self, task: int) -> None:
+        """Of epochs that were repeated in another way than before the crash, the old ones."""
+        keys = [own for own, row in self._rows.items() if row["task"] == task]
+        again = next((n for n, own in enumerate(keys) if own in self._fresh), len(keys))
+        for own in keys[again:]:
+            if own not in self._fresh:
+                del self._rows[own]
+
+    # -- reports -------------------------------------------------------------------------------
+
+    def to_dict(self) -> Row:
+        """Everything in results.json."""
+        matrix = self.matrix
+        complete = len(matrix) > 0 and set(self._alone) >= set(range(len(matrix)))
+        alone = {task: self._alone[task] for task in range(len(matrix)) if complete}
+        metrics = [record["evaluation"]["metric"] for record in self._tasks.values()]
+        return {
+            "format": FORMAT,
+            **self._about,
+            "versions": about.versions(),
+            "metric": ", ".join(dict.fromkeys(metrics)),
+            "accuracy": matrix.to_dict(),
+            "alone": dict(sorted(self._alone.items())),
+            "forward_transfer": matrix.forward_transfer(alone) if complete else None,
+            "bitwise": self.bitwise.to_dict(),
+            "tasks": [dict(record) for record in self._tasks.values()],
+        }
+
+    def __str__(self) -> str:
+        rows = [["task", "accuracy", "now", "free", "seconds"]]
+        matrix = self.matrix
+        for task, record in self._tasks.items():
+            seconds = record["seconds"]
+            now = number(matrix.rows[-1][task]), number(record["capacity"]["free"], ".1%")
+            then = number(matrix.diagonal[task])
+            rows.append(
+                [line(record["name"]), then, *now, "" if seconds is None else f"{seconds:.1f}"]
+            )
+        if not self._tasks:
+            return f"{len(self._rows)} epochs, no finished task, in {self.directory}"
+        return f"{table(rows)}\n{str(matrix).splitlines()[-1]}\n{self.bitwise}"
+
+    def _repr_html_(self) -> str:
+        return html(str(self))
+
+    # -- files ---------------------------------------------------------------------------------
+
+    def _check_directory(self) -> None:
+        """Better now than after hours of training."""
+        if not self._writes:
+            return
+        try:
+            self._write(_TRIAL, b"")
+            (self.directory / _TRIAL).unlink()
+        except (InputError, OSError) as error:
+            raise InputError(
+                f"a run cannot be recorded in '{self.directory}': {error.__cause__ or error}",
+                remedy="choose a directory that may be written to and has room",
+            ) from error
+        old = [name for name in (METRICS, TASKS) if (self.directory / name).exists()]
+        if old and not (self.directory / RESULTS).exists():
+            raise InputError(
+                f"'{self.directory}' has a {old[0]} of something else",
+                remedy="choose another directory",
+            )
+
+    def _write(self, name: str, data: bytes) -> None:
+        if self._writes:
+            files.write(self.directory / name, data)
+
+    def _write_rows(self) -> None:
+        added = dict.fromkeys(name for row in self._rows.values() for name in row)
+        columns = [*COLUMNS, *(name for name in added if name not in COLUMNS)]
+        self._write(METRICS, files.to_csv(columns, self._rows.values()))
+
+    def _write_all(self) -> None:
+        """results.json last: a task is recorded once that is there."""
+        matrix = self.matrix
+        columns = ["task", "name", "accuracy", "average", "free", "seconds"]
+        rows = [
+            {
+                "task": task,
+                "name": line(record["name"]),
+                "accuracy": matrix.diagonal[task],
+                "average": _number(record["evaluation"]["average"]),
+                "free": record["capacity"]["free"],
+                "seconds": record["seconds"],
+            }
+            for task, record in self._tasks.items()
+        ]
+        self._write(TASKS, files.to_csv(columns, rows))
+        self._write(RESULTS, files.to_json(self.to_dict()))
+        if self._draw and self._writes and self._tasks:
+            self._write_plots(matrix)
+
+    def _write_plots(self, matrix: AccuracyMatrix) -> None:
+        capacity = list(self._tasks.values())[-1]["capacity"]
+        names = matrix.names
+        drawn = {
+            "accuracy": plots.accuracy_over_time(matrix),
+            "matrix": plots.accuracy_matrix(matrix),
+            "capacity": plots.capacity_by_group(capacity, names=names),
+            "reuse": plots.reuse(capacity, names=names),
+        }
+        for name, figure in drawn.items():
+            self._write(f"{PLOTS}/{name}.png", drawing.rendered(figure, "png"))
+
+    def _load(self, check_config: bool) -> None:
+        stored = files.from_json(self.directory / RESULTS)
+        if not isinstance(stored, dict) or not isinstance(stored.get("format"), int):
+            raise InputError(
+                f"'{self.directory / RESULTS}' is not the record of a run",
+                remedy="choose another directory",
+            )
+        if stored["format"] > FORMAT:
+            raise InputError(
+                f"'{self.directory / RESULTS}' has format {stored['format']}, and this autoeidetic "
+                f"reads up to {FORMAT}",
+                remedy="upgrade autoeidetic",
+            )
+        if check_config and stored["config"] != self._about["config"]:
+            raise InputError(
+                f"'{self.directory}' holds a run with another configuration: "
+                f"{about.difference(stored['config'], self._about['config'])}",
+                remedy="choose another directory, or leave config= out to continue",
+            )
+        self._about = {name: stored[name] for name in ("date", "seeds", "config")}
+        self._alone = {int(task): _number(value) for task, value in stored["alone"].items()}
+        self._tasks = {record["task"]: record for record in stored["tasks"]}
+        if (self.directory / METRICS).exists():
+            for cells in files.from_csv(self.directory / METRICS):
+                row = parsed(cells)
+                self._rows[key(row)] = row
+
+    def close(self) -> None:
+        """Close the events of TensorBoard; everything else is written already."""
+        self._board.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)

@@ -1,0 +1,172 @@
+"""Fitting: read the data of all finished tasks once, and train a router on what was read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from tqdm.auto import tqdm
+
+from ..errors import InputError, NonFiniteError, TaskError
+from .base import Examples, Router, Settings, make
+from .features import View, looking, observe, view
+
+if TYPE_CHECKING:
+    from ..net import EideticNet
+
+
+def train(
+    net: EideticNet,
+    loaders: Sequence[Iterable[Any]] | None,
+    by: str,
+    settings: Settings,
+    options: Mapping[str, Any],
+) -> Router:
+    """See :meth:`autoeidetic.EideticNet.train_router`."""
+    made = make(by, options)
+    _check(net, loaders, made, settings)
+    window = view(net, sum(task.finished for task in net.tasks))
+    with _own_random_numbers(settings.seed), torch.inference_mode(False):
+        examples = [] if loaders is None else _read(net, loaders, made, window, settings)
+        with torch.enable_grad(), torch.autocast(settings.device.type, enabled=False):
+            made.keep(made.fit(examples, window, settings), window)
+    return made
+
+
+def _check(
+    net: EideticNet, loaders: Sequence[Iterable[Any]] | None, made: Router, settings: Settings
+) -> None:
+    finished = [task for task in net.tasks if task.finished]
+    if not finished:
+        raise TaskError(
+            "no task is finished, so there is nothing to find",
+            remedy="train a task and call finish_task() first",
+        )
+    if isinstance(settings.epochs, bool) or not isinstance(settings.epochs, int):
+        raise InputError(f"epochs={settings.epochs!r}", remedy="pass a whole number")
+    if settings.epochs < 1 or not settings.lr > 0:
+        raise InputError(
+            f"epochs={settings.epochs}, lr={settings.lr}", remedy="both must be above 0"
+        )
+    one_each = "pass a list with one loader of (inputs, labels) for each finished task"
+    if loaders is None:
+        if made.needs_data:
+            raise InputError(f"by={made.kind!r} needs data", remedy=one_each)
+        return
+    if not isinstance(loaders, (list, tuple)):
+        raise InputError(f"loaders is a {type(loaders).__qualname__}", remedy=one_each)
+    if len(loaders) != len(finished):
+        names = ", ".join(f"'{task.name}'" for task in finished)
+        raise InputError(
+            f"{len(loaders)} loaders for {len(finished)} finished tasks ({names})", remedy=one_each
+        )
+
+
+@contextmanager
+def _own_random_numbers(seed: int) -> Iterator[None]:
+    """For loaders that shuffle: the same order every time, and the caller's generator untouched."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def _read(
+    net: EideticNet,
+    loaders: Sequence[Iterable[Any]],
+    made: Router,
+    window: View,
+    settings: Settings,
+) -> list[Examples]:
+    """What the router sees of every task's data, in memory."""
+    lengths = [_length(loader) for loader in loaders]
+    total = sum(n for n in lengths if n is not None) if None not in lengths else None
+    bar = tqdm(
+        total=total,
+        desc="features",
+        unit="batch",
+        delay=1,
+        leave=False,
+        disable=not settings.progress,
+    )
+    with looking(net), bar:
+        return [
+            _examples(net, task, loader, made, window, settings, bar)
+            for task, loader in enumerate(loaders)
+        ]
+
+
+def _examples(
+    net: EideticNet,
+    task: int,
+    loader: Iterable[Any],
+    made: Router,
+    window: View,
+    settings: Settings,
+    bar: Any,
+) -> Examples:
+    rows, labels = [], []
+    about = f" of loader {task} (task '{net.tasks[task].name}')"
+    for batch in loader:
+        args, kwargs, answer = _parts(batch, settings.device)
+        seen = observe(net, window, args, kwargs, outputs=made.reads_outputs)
+        found = made.look(seen)
+        check_finite(found, about)
+        rows.append(found.cpu())
+        labels.append(_labels(answer, len(found)))
+        bar.update()
+    if not sum(len(found) for found in rows):
+        raise InputError(
+            f"there is nothing in the data{about}", remedy="pass a loader that has batches"
+        )
+    known = [each for each in labels if each is not None]
+    return Examples(torch.cat(rows), torch.cat(known) if len(known) == len(labels) else None)
+
+
+def check_finite(rows: Tensor, about: str = "") -> None:
+    """What a router reads must be numbers.
+
+    Raises:
+        NonFiniteError: it has infinite values or NaN.
+    """
+    bad = int((~rows.isfinite()).any(1).sum())
+    if bad:
+        raise NonFiniteError(
+            f"the features of {bad} of {len(rows)} inputs{about} are infinite or NaN",
+            remedy="look for infinite values or NaN in the inputs; a network in float16 may need "
+            "bfloat16 or float32",
+        )
+
+
+def _parts(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    """Positional arguments, keyword arguments and labels of a batch."""
+    labels = None
+    if isinstance(batch, (tuple, list)):
+        if len(batch) not in (1, 2):
+            raise InputError(
+                f"a batch is a {type(batch).__name__} of {len(batch)} values",
+                remedy="let loaders give (inputs, labels), or inputs alone; inputs are a tensor, "
+                "a tuple of positional or a dict of keyword arguments",
+            )
+        batch, labels = batch[0], batch[1] if len(batch) == 2 else None
+    batch = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
+    if isinstance(batch, Mapping):
+        return (), dict(batch), labels
+    return (tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)), {}, labels
+
+
+def _labels(labels: Any, rows: int) -> Tensor | None:
+    """One whole number for each input, if that is what there is."""
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.shape != (rows,):
+        return None
+    return labels.detach().cpu().long()
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None

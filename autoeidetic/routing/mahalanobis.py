@@ -1,0 +1,121 @@
+"""Mahalanobis: the task whose training data is nearest, in units of its own spread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from .base import Examples, Router, Settings, router
+from .calibration import calibrate
+from .features import View
+
+#: The least shrinkage, so that features that never vary do no harm.
+_LEAST = 1e-8
+
+
+@router("mahalanobis")
+class Mahalanobis(Router):
+    """Distance to the nearest class mean of a task, by a covariance that its classes share.
+
+    Each task has statistics over the features that it may see, so a later task changes nothing
+    in them. The more features a task sees, the larger its distances are: they are divided by the
+    mean over the task's own data. The nearest task wins; one scale for all makes probabilities
+    of the distances.
+
+    Args:
+        shrinkage: how much of the covariance is replaced by the same variance for all features,
+            0 to 1; None finds the best for Gaussian data (oracle approximating shrinkage).
+    """
+
+    layout = {
+        "means_{task}": (torch.float64, ("classes_{task}", "seen_{task}")),
+        "whitening_{task}": (torch.float64, ("seen_{task}", "seen_{task}")),
+        "scale": (torch.float64, ()),
+    }
+    scale: Tensor
+
+    def __init__(self, shrinkage: float | None = None) -> None:
+        super().__init__()
+        self.shrinkage = shrinkage
+        if shrinkage is not None and not 0 <= shrinkage <= 1:
+            raise InputError(
+                f"shrinkage={shrinkage!r}", remedy="pass None, or a number from 0 to 1"
+            )
+
+    def fit(
+        self, examples: Sequence[Examples], view: View, settings: Settings
+    ) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        for task, (each, columns) in enumerate(zip(examples, view.columns, strict=True)):
+            if not len(columns):
+                raise InputError(
+                    f"task {task} sees no features of its own", remedy='use by="learned"'
+                )
+            rows = each.rows[:, columns].double()
+            means, residuals = _classes(rows, each.labels)
+            factor = _whitening(residuals, self.shrinkage)
+            usual = (residuals @ factor.T).square().sum(1).mean()
+            if usual > 0:
+                factor = factor / usual.sqrt()
+            tensors[f"whitening_{task}"] = factor
+            tensors[f"means_{task}"] = means @ factor.T
+        rows = torch.cat([each.rows for each in examples])
+        tasks = torch.cat([torch.full((len(e.rows),), t) for t, e in enumerate(examples)])
+        distances = _distances(rows, tensors, view)
+        tensors["scale"] = calibrate(-distances, tasks, each=False)[0][0]
+        return {name: tensor.to(settings.device) for name, tensor in tensors.items()}
+
+    def scores(self, rows: Tensor, view: View) -> Tensor:
+        tensors = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        return -_distances(rows, tensors, view) * self.scale
+
+
+def _distances(rows: Tensor, tensors: dict[str, Tensor], view: View) -> Tensor:
+    """Squared distances to the nearest mean of each task, ``[inputs, tasks]``."""
+    found = []
+    for task, columns in enumerate(view.columns):
+        mine = rows.index_select(1, columns.to(rows.device)).double()
+        white = mine @ tensors[f"whitening_{task}"].T
+        # not as a product of matrices, which would lose the digits of small distances
+        exact = "donot_use_mm_for_euclid_dist"
+        distance = torch.cdist(white, tensors[f"means_{task}"], compute_mode=exact)
+        found.append(distance.amin(1).square())
+    return torch.stack(found, 1)
+
+
+def _classes(rows: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The mean of every class, and what is left of each row without the mean of its class."""
+    if labels is None:
+        labels = torch.zeros(len(rows), dtype=torch.int64)
+    present, number = labels.unique(return_inverse=True)
+    means = torch.zeros(len(present), rows.shape[1], dtype=rows.dtype)
+    means.index_add_(0, number, rows)
+    means /= torch.bincount(number, minlength=len(present)).unsqueeze(1)
+    return means, rows - means[number]
+
+
+def _whitening(residuals: Tensor, shrinkage: float | None) -> Tensor:
+    """A matrix that makes the shrunk covariance of these rows the identity."""
+    number, size = residuals.shape
+    covariance = residuals.T @ residuals / number
+    trace, squares = float(covariance.trace()), float(covariance.square().sum())
+    if trace <= 0:
+        return torch.eye(size, dtype=residuals.dtype)
+    if shrinkage is None:
+        shrinkage = _shrinkage(number, size, trace, squares)
+    shrinkage = max(shrinkage, _LEAST)
+    covariance = covariance * (1 - shrinkage)
+    covariance.diagonal().add_(shrinkage * trace / size)
+    factor = torch.linalg.cholesky(covariance)
+    identity = torch.eye(size, dtype=residuals.dtype)
+    return torch.linalg.solve_triangular(factor, identity, upper=False)
+
+
+def _shrinkage(number: int, size: int, trace: float, squares: float) -> float:
+    """Oracle approximating shrinkage (Chen, Wiesel, Eldar, Hero 2010), as in scikit-learn."""
+    above = squares + trace**2
+    below = (number + 1) * (squares - trace**2 / size)
+    return 1.0 if below <= 0 else min(1.0, above / below)

@@ -1,0 +1,65 @@
+"""Prediction: inputs of unknown tasks in, tasks and labels out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..errors import TaskError
+from .features import looking, observe, view
+from .fitting import check_finite
+
+if TYPE_CHECKING:
+    from ..net import EideticNet
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What a network makes of inputs of which nobody has told the task.
+
+    ``task`` is the task found for each input, ``label`` the class within that task's head,
+    ``confidence`` the router's probability of the task, ``scores`` those of all tasks:
+    ``[inputs, tasks]``, of which the highest won.
+
+    ``label`` is the largest of the first output that a head makes: ``[inputs]`` for ordinary
+    logits, with the positions after it for a dense output.
+    """
+
+    task: Tensor
+    label: Tensor
+    confidence: Tensor
+    scores: Tensor
+
+
+def predict(net: EideticNet, args: Any, kwargs: Any) -> Prediction:
+    """See :meth:`autoeidetic.EideticNet.predict`."""
+    router, finished = net.router, sum(task.finished for task in net.tasks)
+    if router is None:
+        raise TaskError(
+            "predict() without a router",
+            remedy="call train_router(loaders) first; "
+            'train_router(by="entropy") needs no data, but is less accurate',
+        )
+    if router.tasks != finished:
+        raise TaskError(
+            f"the router knows {router.tasks} tasks, and {finished} are finished",
+            remedy="call train_router again, with the data of every finished task",
+        )
+    window = view(net, finished)
+    with looking(net):
+        seen = observe(net, window, args, kwargs)
+        rows = router.look(seen)
+        check_finite(rows)
+        with torch.autocast(rows.device.type, enabled=False):
+            scores = router.scores(rows, window)
+        task = scores.argmax(1)
+        labels = torch.stack([logits.argmax(-1) for logits in seen.logits])
+        return Prediction(
+            task=task,
+            label=labels[task, torch.arange(len(task), device=task.device)],
+            confidence=scores.softmax(1).amax(1).float(),
+            scores=scores,
+        )

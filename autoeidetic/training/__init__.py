@@ -1,0 +1,7 @@
+"""Training: the loop of Eidetic Learning on any converted network."""
+
+from .config import TrainConfig
+from .history import Epoch, TaskHistory
+from .loop import train_task
+
+__all__ = ["Epoch", "TaskHistory", "TrainConfig", "train_task"]

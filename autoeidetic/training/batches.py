@@ -1,0 +1,85 @@
+"""Batches: what is in one, how a network is called on it, and the loss by default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    from ..net import EideticNet
+
+
+def split(batch: Any) -> tuple[Any, Any]:
+    """(inputs, targets) of a batch.
+
+    Raises:
+        InputError: it is something else than a pair.
+    """
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise InputError(
+            f"a batch is a {type(batch).__qualname__}, not a pair (inputs, targets)",
+            remedy="give the loader pairs, or pass step_function=",
+        )
+    return batch[0], batch[1]
+
+
+def call(net: nn.Module, inputs: Any) -> Any:
+    """A network on a tensor, a tuple of positional or a dict of keyword arguments."""
+    if isinstance(inputs, Mapping):
+        return net(**inputs)
+    if isinstance(inputs, (tuple, list)):
+        return net(*inputs)
+    return net(inputs)
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """All tensors of a batch on the device of the network."""
+    return pytree.tree_map_only(Tensor, lambda t: t.to(device, non_blocking=True), batch)
+
+
+def criterion(output: Any, target: Tensor) -> Tensor:
+    """Cross entropy for whole-number targets, binary cross entropy for real ones.
+
+    Of a structured output the first tensor counts. Whole-number targets may be dense:
+    ``[N, H, W]`` for logits ``[N, C, H, W]``; -100 is left out. Real targets have the shape of the
+    logits: one probability for each label.
+
+    >>> criterion(torch.zeros(2, 4), torch.tensor([0, 3]))
+    tensor(1.3863)
+    >>> criterion(torch.zeros(2, 4), torch.zeros(2, 4))
+    tensor(0.6931)
+
+    Raises:
+        InputError: the target fits neither.
+    """
+    logits = first_tensor(output)
+    if not target.is_floating_point() and target.shape == logits.shape[:1] + logits.shape[2:]:
+        return F.cross_entropy(logits, target.long())
+    if target.is_floating_point() and target.shape == logits.shape:
+        return F.binary_cross_entropy_with_logits(logits, target)
+    raise InputError(
+        f"targets of shape {tuple(target.shape)} ({target.dtype}) for outputs of shape "
+        f"{tuple(logits.shape)}",
+        remedy="pass loss=, a function of (output, target)",
+    )
+
+
+def first_tensor(output: Any) -> Tensor:
+    """The first tensor in a structure."""
+    for leaf in pytree.tree_leaves(output):
+        if isinstance(leaf, Tensor):
+            return leaf
+    raise InputError("the network's output has no tensor in it", remedy="pass step_function=")
+
+
+def default_loss(net: EideticNet, batch: Any) -> Tensor:
+    """:func:`criterion` on a batch."""
+    inputs, target = split(batch)
+    return criterion(call(net, inputs), target)

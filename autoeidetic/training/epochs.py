@@ -1,0 +1,154 @@
+"""Epochs: one pass of training, one pass of looking."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import parallel
+from ..errors import InputError, NonFiniteError
+from ..results.metric import Accumulator
+from ..score import ScoreData
+from .batches import call, split, to_device
+from .progress import Bar
+
+if TYPE_CHECKING:
+    from ..net import EideticNet
+
+#: (network, batch) -> (loss, output, target): what one step computes.
+StepFunction = Callable[[nn.Module, Any], tuple[Tensor, Any, Any]]
+
+
+@dataclass
+class Passes:
+    """Everything that a pass over the data needs.
+
+    ``model`` is the network, or what distributes it over processes.
+    """
+
+    net: EideticNet
+    model: nn.Module
+    loader: Iterable[Any]
+    step_function: StepFunction
+    optimizer: torch.optim.Optimizer
+    after_batch: Callable[[], None] | None
+    metric: Accumulator
+    clip: float | None
+    autocast: str | None
+    scaler: Any
+    bar: Bar
+
+    # -- training ------------------------------------------------------------------------------
+
+    def train(self, phase: str, epoch: int) -> tuple[float, float]:
+        """An epoch of training: the mean loss, and the accuracy on the way.
+
+        Raises:
+            NonFiniteError: the loss is infinite or NaN.
+            InputError: the loader is empty.
+        """
+        self.net.train()
+        self._new_order(epoch)
+        self.metric.reset()
+        self.bar.begin(phase, _length(self.loader))
+        losses, batches = torch.zeros((), dtype=torch.float64), 0
+        for batch in self._batches():
+            loss = self._step(batch, phase, batches)
+            losses += loss.cpu()
+            batches += 1
+            self.bar.advance()
+        sums = parallel.total(torch.stack([losses, torch.tensor(float(batches)).double()]))
+        if not batches:
+            raise InputError("the loader has no batches", remedy="pass one that has some")
+        return float(sums[0] / sums[1]), self.metric.compute()
+
+    def _step(self, batch: Any, phase: str, number: int) -> Tensor:
+        self.optimizer.zero_grad(set_to_none=True)
+        with self._precision():
+            loss, output, target = self.step_function(self.model, batch)
+        if not bool(torch.isfinite(loss.detach())):
+            raise NonFiniteError(
+                f"the loss is {float(loss.detach())} at batch {number} of a {phase} epoch of task "
+                f"{self.net.open_task}",
+                remedy="train with a lower learning rate, or pass clip=1.0",
+            )
+        self.scaler.scale(loss).backward()
+        if self.clip is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.net.parameters(), self.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        if self.after_batch is not None:
+            self.after_batch()
+        with torch.no_grad():
+            self.metric.update(output, target)
+        return loss.detach().double()
+
+    def _new_order(self, epoch: int) -> None:
+        """A sampler that divides the data between processes is told the epoch."""
+        sampler = getattr(self.loader, "sampler", None)
+        if isinstance(sampler, torch.utils.data.DistributedSampler):
+            sampler.set_epoch(epoch)
+
+    # -- looking -------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def look(self, phase: str) -> float:
+        """The accuracy in eval mode."""
+        training = self.net.training
+        self.net.eval()
+        self.metric.reset()
+        self.bar.begin(phase, _length(self.loader))
+        try:
+            for batch in self._batches():
+                with self._precision():
+                    _, output, target = self.step_function(self.net, batch)
+                self.metric.update(output, target)
+                self.bar.advance()
+        finally:
+            self.net.train(training)
+        return self.metric.compute()
+
+    def score_data(self, batches: int) -> ScoreData:
+        """A few batches for scores."""
+
+        def loss(net: EideticNet, batch: Any) -> Tensor:
+            with self._precision():
+                return self.step_function(net, batch)[0]
+
+        return ScoreData(itertools.islice(self._batches(), batches), loss)
+
+    def _batches(self) -> Iterator[Any]:
+        device = next(self.net.parameters()).device
+        for batch in self.loader:
+            yield to_device(batch, device)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self.autocast is None:
+            return nullcontext()
+        device = next(self.net.parameters()).device
+        return torch.autocast(device.type, dtype=getattr(torch, self.autocast))
+
+
+def step_with(loss: Callable[[Any, Any], Tensor]) -> StepFunction:
+    """The usual step: a loss of (output, target) on pairs (inputs, targets)."""
+
+    def step(model: nn.Module, batch: Any) -> tuple[Tensor, Any, Any]:
+        inputs, target = split(batch)
+        output = call(model, inputs)
+        return loss(output, target), output, target
+
+    return step
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None

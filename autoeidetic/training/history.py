@@ -1,0 +1,55 @@
+"""History: what happened while a task was trained."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One unit of work: an epoch of training or recovery, or a look after a round of pruning.
+
+    ``loss`` is None for a look. ``pruned`` is the part of the units that the task began with and
+    has given up; ``free`` the part of the backbone's parameters that no task uses.
+    """
+
+    task: int
+    number: int
+    phase: str
+    round: int
+    loss: float | None
+    accuracy: float
+    pruned: float
+    free: float
+    lr: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TaskHistory:
+    """All epochs of a task; ``kept`` rounds of pruning, and why it ended."""
+
+    task: int
+    epochs: tuple[Epoch, ...]
+    accuracy: float
+    rounds: int
+    pruned: float
+    free: float
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        trained = sum(epoch.phase != "prune" for epoch in self.epochs)
+        seconds = sum(epoch.seconds for epoch in self.epochs)
+        return (
+            f"task {self.task}: accuracy {self.accuracy:.2%} on its training data after {trained} "
+            f"epochs ({seconds:.0f} s); {self.pruned:.0%} of its units pruned in {self.rounds} "
+            f"rounds, {self.free:.1%} of the network free; {self.reason}"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"

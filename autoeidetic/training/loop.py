@@ -1,0 +1,365 @@
+"""Loop: train a task, prune it round by round, leave it ready to be finished.
+
+A task goes through the phases *train* (until patience runs out), *prune* (a round of pruning and
+a look at the accuracy), *recover* (epochs of training that bring the accuracy back) and *done*.
+All that decides how it goes on is in :class:`Progress` and in the states of
+:mod:`~autoeidetic.training.state`; it is stored after every pass over the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+
+from .. import parallel
+from ..capacity import free_share
+from ..errors import CheckpointError, InputError, NonFiniteError, TaskError
+from ..results.metric import accumulator
+from . import state
+from .batches import criterion
+from .config import TrainConfig
+from .epochs import Passes, StepFunction, step_with
+from .history import Epoch, TaskHistory
+from .progress import Bar, bar
+from .store import BEFORE, NOW, Directory, Memory
+
+if TYPE_CHECKING:
+    from ..net import EideticNet
+
+TRAIN, PRUNE, RECOVER, DONE = "train", "prune", "recover", "done"
+
+
+@dataclass
+class Progress:
+    """Where the loop is.
+
+    ``best`` is the best accuracy: of the epochs while training, of looks in eval mode from then
+    on. ``since`` counts epochs without a better one; ``tries`` the epochs of recovery in this
+    round.
+    """
+
+    phase: str = TRAIN
+    best: float = float("-inf")
+    since: int = 0
+    round: int = 0
+    tries: int = 0
+    reason: str = ""
+    epochs: list[Epoch] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Progress:
+        return Progress(**{**values, "epochs": [Epoch(**epoch) for epoch in values["epochs"]]})
+
+
+def train_task(
+    net: EideticNet,
+    loader: Iterable[Any],
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    loss: Callable[[Any, Any], torch.Tensor] | None = None,
+    metric: Any = None,
+    scheduler: Any = None,
+    scheduler_every: str = "epoch",
+    step_function: StepFunction | None = None,
+    checkpoint: Any = None,
+    progress: bool = True,
+    on_epoch: Callable[[Epoch], None] | None = None,
+    config: TrainConfig | None = None,
+    **settings: Any,
+) -> TaskHistory:
+    """See :meth:`autoeidetic.EideticNet.train_task`."""
+    if net.open_task is None:
+        raise TaskError(
+            "train_task() without an open task",
+            remedy=f"call prepare_for_task({len(net.tasks)}) first",
+        )
+    if scheduler_every not in ("epoch", "batch"):
+        raise InputError(f"scheduler_every={scheduler_every!r}", remedy='use "epoch" or "batch"')
+    config = (config or TrainConfig()).with_(**settings)
+    parallel.start()
+    store = Memory() if checkpoint is None else Directory(checkpoint, net.open_task)
+    if optimizer is None:
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    loader = _divided(loader)
+    with bar(net.tasks[-1].name, progress) as shown:
+        loop = Loop(net, loader, optimizer, scheduler, scheduler_every, config, store, shown)
+        loop.on_epoch = on_epoch
+        loop.passes = Passes(
+            net=net,
+            model=_distributed(net),
+            loader=loader,
+            step_function=step_function or step_with(loss or criterion),
+            optimizer=optimizer,
+            after_batch=scheduler.step if scheduler and scheduler_every == "batch" else None,
+            metric=accumulator(metric),
+            clip=config.clip,
+            autocast=config.autocast,
+            scaler=torch.amp.GradScaler(enabled=config.autocast == "float16"),
+            bar=shown,
+        )
+        return loop.run()
+
+
+def _distributed(net: EideticNet) -> nn.Module:
+    if parallel.count() == 1:
+        return net
+    task = net.tasks[-1]
+    net._tasks[-1] = parallel.first(task)  # the seed that rollback() draws from again
+    return nn.parallel.DistributedDataParallel(net, find_unused_parameters=True)
+
+
+def _divided(loader: Any) -> Any:
+    """A plain loader of which every process gets its part."""
+    if parallel.count() == 1 or not isinstance(loader, DataLoader):
+        return loader
+    if type(loader.sampler) not in (RandomSampler, SequentialSampler):
+        return loader
+    shuffle = isinstance(loader.sampler, RandomSampler)
+    sampler: DistributedSampler[Any] = DistributedSampler(loader.dataset, shuffle=shuffle)
+    return DataLoader(
+        loader.dataset,
+        batch_size=loader.batch_size,
+        sampler=sampler,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        drop_last=loader.drop_last,
+        worker_init_fn=loader.worker_init_fn,
+        persistent_workers=loader.persistent_workers,
+    )
+
+
+class Loop:
+    """One task on its way through the phases."""
+
+    passes: Passes
+    on_epoch: Callable[[Epoch], None] | None = None
+
+    def __init__(
+        self,
+        net: EideticNet,
+        loader: Iterable[Any],
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any,
+        scheduler_every: str,
+        config: TrainConfig,
+        store: Memory | Directory,
+        shown: Bar,
+    ) -> None:
+        self.net, self.loader, self.optimizer = net, loader, optimizer
+        self.scheduler, self.scheduler_every = scheduler, scheduler_every
+        self.config, self.store, self.bar = config, store, shown
+        self.progress = Progress()
+        self.rates = [group["lr"] for group in optimizer.param_groups]
+        self.began = int(net.owners.in_training.sum() + net.owners.pruned.sum())
+
+    def run(self) -> TaskHistory:
+        """To the end, from where an earlier run stopped."""
+        stored = self.store.get(NOW)
+        if stored is None:
+            self.store.put(NOW, self.state())
+        else:
+            self.restore(stored)
+        while self.progress.phase != DONE:
+            try:
+                self.advance()
+            except NonFiniteError as error:
+                raise self._undone(error) from error
+            self.store.put(NOW, self.state())
+        self.store.drop(BEFORE)
+        return self.history()
+
+    def advance(self) -> None:
+        """One pass over the data, and what follows from it."""
+        {TRAIN: self._train, PRUNE: self._prune, RECOVER: self._recover}[self.progress.phase]()
+
+    # -- phases --------------------------------------------------------------------------------
+
+    def _train(self) -> None:
+        self._clock()
+        loss, accuracy = self.passes.train(TRAIN, len(self.progress.epochs))
+        self._check_values()
+        now = self.progress
+        now.since = 0 if accuracy > now.best else now.since + 1
+        now.best = max(now.best, accuracy)
+        self._record(TRAIN, loss, accuracy)
+        if self.scheduler is not None and self.scheduler_every == "epoch":
+            _step_scheduler(self.scheduler, accuracy)
+        trained = len(now.epochs)
+        if now.since >= self.config.patience or trained == self.config.max_epochs:
+            self._start_pruning()
+
+    def _start_pruning(self) -> None:
+        now = self.progress
+        if not self.config.prune:
+            now.phase, now.reason = DONE, "not pruned"
+            return
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * self.config.lr_factor
+        now.phase, now.best = PRUNE, self.passes.look("look")
+
+    def _prune(self) -> None:
+        """One more round; when it does no harm, the next one may follow."""
+        self._clock()
+        now = self.progress
+        self.store.put(BEFORE, self.state())
+        before = int(self.net.owners.pruned.sum())
+        share = min((now.round + 1) * self.config.step, 1.0)
+        self.net._prune(share, self.config.pruning, self._score_data(), since_start=True)
+        now.round += 1
+        now.tries = 0
+        if int(self.net.owners.pruned.sum()) == before:
+            if share == 1.0:
+                self._stop("nothing is left to prune")
+            return
+        accuracy = self.passes.look(PRUNE)
+        self._record(PRUNE, None, accuracy)
+        self._judge(accuracy)
+
+    def _recover(self) -> None:
+        self._clock()
+        loss, _ = self.passes.train(RECOVER, len(self.progress.epochs))
+        self._check_values()
+        accuracy = self.passes.look("look")
+        self.progress.tries += 1
+        self._record(RECOVER, loss, accuracy)
+        self._judge(accuracy)
+
+    def _judge(self, accuracy: float) -> None:
+        """Is the accuracy good enough for another round?"""
+        now = self.progress
+        if accuracy >= now.best - self.config.tolerance:
+            now.best = max(now.best, accuracy)
+            now.phase = PRUNE
+            if now.round * self.config.step >= 1.0:
+                self._stop("nothing is left to prune")
+        elif now.tries < self.config.recovery_epochs:
+            now.phase = RECOVER
+        else:
+            self._undo_round()
+
+    def _undo_round(self) -> None:
+        now = self.progress
+        before = self.store.get(BEFORE)
+        epochs = now.epochs
+        self.restore({**before, "random": state.of_random(self.loader)})
+        self.progress.epochs = epochs
+        self._stop(f"round {self.progress.round + 1} cost more than the tolerance, and was undone")
+
+    def _stop(self, reason: str) -> None:
+        self.progress.phase, self.progress.reason = DONE, reason
+
+    # -- states --------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Everything that decides how this goes on."""
+        return {
+            "network": state.of_network(self.net),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "scaler": self.passes.scaler.state_dict(),
+            "random": state.of_random(self.loader),
+            "progress": self.progress.to_dict(),
+            "config": self.config.to_dict(),
+            "rates": self.rates,
+        }
+
+    def restore(self, stored: dict[str, Any]) -> None:
+        """Go on from a state.
+
+        Raises:
+            CheckpointError: it is of another network, or its optimizer is another one.
+        """
+        state.check_network(self.net, stored["network"])
+        try:
+            self.optimizer.load_state_dict(stored["optimizer"])
+            if self.scheduler is not None and stored["scheduler"] is not None:
+                self.scheduler.load_state_dict(stored["scheduler"])
+            self.passes.scaler.load_state_dict(stored["scaler"])
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise CheckpointError(
+                f"the stored optimizer is another one: {error}",
+                remedy="pass the optimizer and the scheduler that the run was started with",
+            ) from error
+        state.to_network(self.net, stored["network"])
+        state.to_random(stored["random"], self.loader)
+        self.rates = stored["rates"]
+        self.progress = Progress.from_dict(stored["progress"])
+
+    def _undone(self, error: NonFiniteError) -> NonFiniteError:
+        """Back to the last good state."""
+        epochs = len(self.progress.epochs)
+        self.restore(self.store.get(NOW))
+        return NonFiniteError(
+            f"{error.fact}; the network is back where it was after {epochs} epochs",
+            place=error.place,
+            remedy=error.remedy,
+        )
+
+    def _check_values(self) -> None:
+        if self.net._diverged():
+            raise NonFiniteError(
+                f"values of task {self.net.open_task} are infinite or NaN",
+                remedy="train with a lower learning rate, or pass clip=1.0",
+            )
+
+    # -- records -------------------------------------------------------------------------------
+
+    def _score_data(self) -> Any:
+        return self.passes.score_data(self.config.score_batches)
+
+    def _clock(self) -> None:
+        self._started = perf_counter()
+
+    def _record(self, phase: str, loss: float | None, accuracy: float) -> None:
+        epoch = Epoch(
+            task=int(self.net.open_task or 0),
+            number=len(self.progress.epochs),
+            phase=phase,
+            round=self.progress.round,
+            loss=loss,
+            accuracy=accuracy,
+            pruned=self._pruned(),
+            free=free_share(self.net.blueprint, self.net.owners),
+            lr=float(self.optimizer.param_groups[0]["lr"]),
+            seconds=perf_counter() - self._started,
+        )
+        self.progress.epochs.append(epoch)
+        self.bar.tell(
+            accuracy=f"{accuracy:.2%}",
+            pruned=f"{epoch.pruned:.0%}",
+            free=f"{epoch.free:.0%}",
+        )
+        if self.on_epoch is not None and parallel.rank() == 0:
+            self.on_epoch(epoch)
+
+    def _pruned(self) -> float:
+        return int(self.net.owners.pruned.sum()) / max(self.began, 1)
+
+    def history(self) -> TaskHistory:
+        now = self.progress
+        return TaskHistory(
+            task=int(self.net.open_task or 0),
+            epochs=tuple(now.epochs),
+            accuracy=now.best,
+            rounds=now.round,
+            pruned=self._pruned(),
+            free=free_share(self.net.blueprint, self.net.owners),
+            reason=now.reason,
+        )
+
+
+def _step_scheduler(scheduler: Any, accuracy: float) -> None:
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        scheduler.step(accuracy)
+    else:
+        scheduler.step()

@@ -1,0 +1,84 @@
+"""Plain: the state of an optimizer or a scheduler as JSON values and tensors, and back.
+
+So it can be stored without pickle: a file that is read runs no code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError
+
+_SIMPLE = (str, int, float, bool, type(None))
+
+
+def pack(value: Any, tensors: dict[str, Tensor], name: str = "state") -> Any:
+    """JSON values for a structure; its tensors are added to ``tensors`` under dotted names.
+
+    >>> tensors = {}
+    >>> pack({"step": 3, "betas": (0.9, 0.99), 7: torch.zeros(2)}, tensors)
+    {'dict': [['step', 3], ['betas', {'tuple': [0.9, 0.99]}], [7, {'tensor': 'state.7'}]]}
+    >>> tensors
+    {'state.7': tensor([0., 0.])}
+
+    Raises:
+        CheckpointError: something in it can not be stored.
+    """
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach()
+        return {"tensor": name}
+    if isinstance(value, (np.ndarray, np.generic)):
+        return pack(torch.from_numpy(np.asarray(value).copy()), tensors, name)
+    if type(value) in _SIMPLE:
+        return value
+    if isinstance(value, Mapping):
+        return {
+            "dict": [[_key(k, name), pack(v, tensors, f"{name}.{k}")] for k, v in value.items()]
+        }
+    if isinstance(value, tuple):
+        return {"tuple": [pack(v, tensors, f"{name}.{i}") for i, v in enumerate(value)]}
+    if isinstance(value, list):
+        return [pack(v, tensors, f"{name}.{i}") for i, v in enumerate(value)]
+    raise CheckpointError(
+        f"cannot hold {name}, a {type(value).__qualname__}",
+        remedy="use an optimizer and a scheduler whose state_dict() has plain values and tensors",
+    )
+
+
+def _key(key: Any, name: str) -> Any:
+    if not isinstance(key, (str, int)) or isinstance(key, bool):
+        raise CheckpointError(f"cannot hold {name} under the key {key!r}", remedy="use strings")
+    return key
+
+
+def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The other way round.
+
+    Raises:
+        CheckpointError: not what :func:`pack` makes.
+    """
+    if isinstance(value, list):
+        return [unpack(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    try:
+        ((kind, content),) = value.items()
+        if kind == "tensor":
+            return tensors[content]
+        if kind == "tuple":
+            return tuple(unpack(item, tensors) for item in content)
+        if kind == "dict":
+            return {key: unpack(item, tensors) for key, item in content}
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"has a state that cannot be read ({error!r})",
+            remedy="delete it and start the task anew",
+        ) from error
+    raise CheckpointError(
+        f"has a state of a kind {kind!r} that is not known", remedy="upgrade autoeidetic"
+    )

@@ -1,0 +1,127 @@
+"""State: everything that decides how training goes on, taken down and put back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import parallel
+from ..errors import CheckpointError
+
+if TYPE_CHECKING:
+    from ..net import EideticNet
+
+_OTHER = "start the run with another checkpoint directory, or go on with the network it is of"
+
+
+# -- the network ---------------------------------------------------------------------------------
+
+
+def of_network(net: EideticNet) -> dict[str, Any]:
+    """What the open task may change."""
+    return {
+        "task": net.tasks[-1].index,
+        "name": net.tasks[-1].name,
+        "seed": net.tasks[-1].seed,
+        "classes": dict(net.tasks[-1].classes),
+        "pruned": torch.from_numpy(net.owners.pruned.copy()),
+        "owners": torch.from_numpy(net.owners.task.copy()),
+        "values": {name: tensor.detach() for name, tensor in _values(net).items()},
+    }
+
+
+def _values(net: EideticNet) -> dict[str, Tensor]:
+    """Backbone and the head of the open task; finished heads cannot change."""
+    own = f"heads.{net.open_task}."
+    return {
+        name: home[leaf]
+        for name, (home, leaf) in net._slots.items()
+        if name.startswith(("backbone.", own)) and not home.is_cache(leaf)
+    }
+
+
+def check_network(net: EideticNet, state: Mapping[str, Any]) -> None:
+    """Is a state one of this network, in this task, after the same earlier tasks?
+
+    Raises:
+        CheckpointError: it is not.
+    """
+    task = net.tasks[-1]
+    if state["task"] != task.index or state["classes"] != task.classes:
+        raise CheckpointError(
+            f"is of task {state['task']} with {state['classes']} classes; the open task is "
+            f"{task.index} with {task.classes}",
+            remedy=_OTHER,
+        )
+    here = {name: (t.shape, t.dtype) for name, t in _values(net).items()}
+    there = {name: (t.shape, t.dtype) for name, t in state["values"].items()}
+    if here != there or not np.array_equal(state["owners"].numpy(), net.owners.task):
+        raise CheckpointError("is of another network", remedy=_OTHER)
+    for pin in net.pins.frozen():
+        value = state["values"].get(pin.name)
+        if value is not None and not pin.holds(value, net.pins.values(pin.name)):
+            raise CheckpointError(
+                f"is of a network with other finished tasks: {pin.name} differs", remedy=_OTHER
+            )
+
+
+@torch.no_grad()
+def to_network(net: EideticNet, state: Mapping[str, Any]) -> None:
+    """Put back what :func:`of_network` took."""
+    for name, tensor in _values(net).items():
+        tensor.detach().copy_(state["values"][name])
+    net.owners = replace(net.owners, pruned=state["pruned"].numpy().copy())
+    net._tasks[-1] = replace(net._tasks[-1], seed=state["seed"])
+    net._settle(freeze=False)
+
+
+# -- random numbers ------------------------------------------------------------------------------
+
+
+def of_random(loader: Any) -> list[Any]:
+    """Every generator a loop may draw from, of all processes."""
+    return parallel.share(
+        {
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "python": random.getstate(),
+            "numpy": np.random.get_state(),
+            "loader": [generator.get_state() for generator in _generators(loader)],
+        }
+    )
+
+
+def to_random(states: list[Any], loader: Any) -> None:
+    """Put them back; with another number of processes there is nothing to go on with."""
+    if len(states) != parallel.count():
+        return
+    state = states[parallel.rank()]
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.asarray(keys), *rest))
+    for generator, own in zip(_generators(loader), state["loader"], strict=False):
+        generator.set_state(own)
+
+
+def _generators(loader: Any) -> list[torch.Generator]:
+    """Those of a loader and its samplers."""
+    found = {}
+    for holder in (
+        loader,
+        getattr(loader, "sampler", None),
+        getattr(loader, "batch_sampler", None),
+    ):
+        generator = getattr(holder, "generator", None)
+        if isinstance(generator, torch.Generator):
+            found[id(generator)] = generator
+    return list(found.values())

@@ -1,0 +1,114 @@
+"""Store: where states are kept between epochs, in memory or in a directory.
+
+``now`` is the state that training goes on from; ``before`` the one from before a round of pruning.
+A directory keeps them in files of their own for every task, each written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+from .. import archive, parallel
+from ..errors import CheckpointError
+from .plain import pack, unpack
+
+NOW, BEFORE = "now", "before"
+
+
+class StorageWarning(UserWarning):
+    """A state could not be written: training goes on, and the last one that could stays."""
+
+
+class Memory:
+    """Keeps copies in memory."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, Any] = {}
+
+    def put(self, name: str, state: Any) -> None:
+        self._states[name] = copy.deepcopy(state)
+
+    def get(self, name: str) -> Any:
+        return copy.deepcopy(self._states.get(name))
+
+    def drop(self, name: str) -> None:
+        self._states.pop(name, None)
+
+
+class Directory:
+    """Keeps files in a directory; only the first process writes.
+
+    A write that fails is no reason to lose what was learned: the state stays in memory, there is
+    a warning, and the next one is tried again.
+
+    Raises:
+        CheckpointError: the directory cannot be made or written to.
+    """
+
+    def __init__(self, path: Any, task: int) -> None:
+        self._path = Path(path)
+        self._task = task
+        self._unwritten: dict[str, Any] = {}
+        if parallel.rank() == 0:
+            self._try_out()
+        parallel.wait()
+
+    def _try_out(self) -> None:
+        try:
+            self._path.mkdir(parents=True, exist_ok=True)
+            trial = self._path / f".{os.getpid()}.trial"
+            trial.write_bytes(b"")
+            trial.unlink()
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot keep checkpoints in '{self._path}': {error}",
+                remedy="pass a directory that may be written to",
+            ) from error
+
+    def file(self, name: str) -> Path:
+        suffix = "" if name == NOW else f".{name}"
+        return self._path / f"task-{self._task}{suffix}.safetensors"
+
+    def put(self, name: str, state: Any) -> None:
+        if parallel.rank() == 0:
+            tensors: dict[str, Any] = {}
+            description = {"training": pack(state, tensors)}
+            try:
+                archive.write(self.file(name), description, tensors)
+                self._unwritten.pop(name, None)
+            except CheckpointError as error:
+                self._unwritten[name] = copy.deepcopy(state)
+                warnings.warn(
+                    f"'{self.file(name)}' {error.fact}; training goes on, and what was written "
+                    "before is intact",
+                    StorageWarning,
+                    stacklevel=2,
+                )
+        parallel.wait()
+
+    def get(self, name: str) -> Any:
+        unwritten = parallel.first(self._unwritten.get(name))
+        if unwritten is not None:
+            return copy.deepcopy(unwritten)
+        file = self.file(name)
+        if not parallel.first(file.exists()):
+            return None
+        try:
+            description, tensors = archive.read(file)
+            if "training" not in description:
+                raise CheckpointError(
+                    "is not a state of training", remedy="pass a directory of its own"
+                )
+            return unpack(description["training"], tensors)
+        except CheckpointError as error:
+            raise CheckpointError(f"'{file}' {error.fact}", remedy=error.remedy) from error
+
+    def drop(self, name: str) -> None:
+        self._unwritten.pop(name, None)
+        if parallel.rank() == 0:
+            self.file(name).unlink(missing_ok=True)
+        parallel.wait()
