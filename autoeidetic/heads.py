@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from .blueprint import ATTACHED, HeadPlan
 from .errors import HeadError, Place
 from .initialise import reset
 from .layers.guard import Forward, Runtime
+from .plan import Plan
 
 _SIZES = ("out_features", "out_channels", "num_classes")
 
@@ -123,6 +124,36 @@ def build(
     module = module.to_empty(device=like.device).to(like.dtype)
     reset(module, spread)
     return module.requires_grad_(True).train()
+
+
+@torch.no_grad()
+def take_over(
+    head: HeadPlan,
+    made: nn.Module,
+    old: nn.Module | None,
+    backbone: nn.Module,
+    hidden: Callable[[Tensor], Tensor],
+    plan: Plan,
+) -> None:
+    """Give a fresh head the values of an older one, and zeros for what that could not see.
+
+    ``old`` is None when the older task uses the model's own layer.
+    """
+    if head.leaf is not None:
+        own = backbone.get_parameter(head.parameters[0]) if old is None else old.value
+        made.value.copy_(own)  # type: ignore[operator, arg-type]
+        values: dict[str, Any] = {head.parameters[0]: made.value}
+    else:
+        source = backbone.get_submodule(head.holder) if old is None else old
+        made.load_state_dict(source.state_dict())
+        values = {f"{head.holder}.{name}": value for name, value in made.named_parameters()}
+    if isinstance(made, AttachedHead):
+        made.linear.weight[:, hidden(head.inputs).reshape(-1)] = 0
+        return
+    for name, value in values.items():
+        for read in plan.parameters[name].reads:
+            if not read.transformed:
+                value.masked_fill_(hidden(read.columns).to(value.device), 0)
 
 
 def _resize(module: nn.Module, head: HeadPlan, size: int) -> None:

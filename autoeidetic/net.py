@@ -33,13 +33,19 @@ from .verify import Verification, verify
 
 @dataclass(frozen=True)
 class Task:
-    """A task: its name, the classes of each of its heads, and whether it is finished."""
+    """A task: its name, the classes of each of its heads, and whether it is finished.
+
+    ``revisits`` is the earlier task it is a second go at; ``answered_by`` the second go that
+    answers in its place.
+    """
 
     index: int
     name: str
     classes: dict[str, int]
     finished: bool
     seed: int
+    revisits: int | None = None
+    answered_by: int | None = None
 
 
 class EideticNet(nn.Module):
@@ -114,6 +120,7 @@ class EideticNet(nn.Module):
         num_classes: int | Mapping[str, int] | None = None,
         name: str | None = None,
         *,
+        revisit: int | None = None,
         on_full: str = "raise",
     ) -> None:
         """Open a task: finish the one before if it is open, give free units fresh values.
@@ -123,6 +130,9 @@ class EideticNet(nn.Module):
             num_classes: the size of the task's head; a mapping from layer to size for a model
                 with output layers of different sizes; None keeps the model's own.
             name: how the task is called in reports.
+            revisit: an earlier task that this one is a second go at, with all that was learned
+                since and with units that are free now. It starts with the answers of that task,
+                whose own units and outputs stay as they are; see :meth:`replace_task`.
             on_full: a group without any free unit raises an error ("raise"), or the task makes
                 do with what earlier ones learned there ("reuse").
 
@@ -138,6 +148,8 @@ class EideticNet(nn.Module):
                 f"prepare_for_task({task!r}) after {len(self._tasks)} tasks",
                 remedy=f"the next task is {len(self._tasks)}",
             )
+        if revisit is not None:
+            num_classes = self._revisited(revisit, num_classes)
         kept = self.keep_head and task == 0
         if (kept and num_classes is None) or not kept:
             sizes = heads.sizes(self.blueprint.heads, num_classes)
@@ -147,14 +159,54 @@ class EideticNet(nn.Module):
         if on_full == "raise":
             self._check_room(after)
         seed = int(torch.randint(2**62, ()))
-        opened = Task(task, name or f"task {task}", sizes, finished=False, seed=seed)
-        made = self._new_heads(opened)
+        opened = Task(
+            task, name or f"task {task}", sizes, finished=False, seed=seed, revisits=revisit
+        )
+        made = self._first_heads(opened)
         if self.open_task is not None:
             self.finish_task()
         if task == 0 or self.recycle == "keep":
             self._snapshot = Snapshot(self.free.tensors())
         self._tasks.append(opened)
         self._start(made)
+
+    def _revisited(self, task: int, num_classes: Any) -> dict[str, int]:
+        """The classes of a task that is revisited."""
+        (asked,) = self._asked(task)
+        if num_classes is not None:
+            raise InputError(
+                f"num_classes={num_classes!r} for a second go at task {task}",
+                remedy="leave it out: the classes are those of the task",
+            )
+        return self._tasks[asked].classes
+
+    def replace_task(self, task: int, by: int | None) -> None:
+        """From now on a second go at a task answers in its place; None undoes that.
+
+        Nothing that was learned changes, so the old answers come back bit for bit.
+
+        Example:
+            >>> import torch, autoeidetic
+            >>> from torch import nn
+            >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+            >>> net = autoeidetic.convert(model, torch.randn(2, 4))
+            >>> net.prepare_for_task(0, num_classes=2); net.prune(0.5); net.finish_task()
+            >>> net.prepare_for_task(1, revisit=0)  # train it, and then:
+            >>> net.finish_task()
+            >>> net.replace_task(0, by=1)
+
+        Raises:
+            TaskError: there is no such task, or ``by`` is not a finished second go at it.
+        """
+        self._asked(task)
+        if by is not None:
+            second = self._tasks[by] if 0 <= by < len(self._tasks) else None
+            if second is None or second.revisits != task or not second.finished:
+                raise TaskError(
+                    f"task {by} is not a finished second go at task {task}",
+                    remedy=f"train one: prepare_for_task({len(self._tasks)}, revisit={task})",
+                )
+        self._tasks[task] = replace(self._tasks[task], answered_by=by)
 
     def _kept_sizes(self, num_classes: Any) -> dict[str, int]:
         own = {head.layer: head.size for head in self.blueprint.heads}
@@ -188,6 +240,22 @@ class EideticNet(nn.Module):
                 self.free.renew(self._spreads)
         self.heads[str(task.index)] = made
         self._settle(freeze=False)
+
+    def _first_heads(self, task: Task) -> nn.ModuleDict:
+        """The heads that a task starts with."""
+        made = self._new_heads(task)
+        if task.revisits is not None:
+            before = self._answering(task.revisits)
+            for head in self.blueprint.heads:
+                heads.take_over(
+                    head,
+                    made[heads.key(head.layer)],
+                    self._head(before, head.layer),
+                    self.backbone,
+                    lambda classes: self.owners.hidden(before, classes),
+                    self.blueprint.plan,
+                )
+        return made
 
     def _new_heads(self, task: Task) -> nn.ModuleDict:
         made = nn.ModuleDict()
@@ -233,7 +301,7 @@ class EideticNet(nn.Module):
                 remedy="load a network that was saved before the task",
             )
         self.pins.impose()
-        self._start(self._new_heads(self._tasks[-1]))
+        self._start(self._first_heads(self._tasks[-1]))
 
     def prune(
         self,
@@ -443,13 +511,18 @@ class EideticNet(nn.Module):
         if task is None:
             return (count - 1,)
         if task == "all":
-            return tuple(range(count))
+            return tuple(self._answering(each) for each in range(count))
         if isinstance(task, bool) or not isinstance(task, int) or not 0 <= task < count:
             raise TaskError(
                 f"task={task!r}, but there are tasks 0 to {count - 1}",
                 remedy='pass one of them, or "all"',
             )
-        return (task,)
+        return (self._answering(task),)
+
+    def _answering(self, task: int) -> int:
+        """The task whose units and head answer for a task."""
+        other = self._tasks[task].answered_by
+        return task if other is None else other
 
     def _before(self, args: Any, kwargs: Any) -> None:
         learning = self.training and torch.is_grad_enabled()

@@ -174,11 +174,11 @@ def test_png_and_svg(tmp_path: Path) -> None:
 
 
 def test_names_are_drawn_as_they_are(tmp_path: Path) -> None:
-    names = [*HOSTILE[2:], "$\\frac{", "a" * 200]
+    names = [*HOSTILE[2:], "$\\frac{$", "a" * 200]
     rows = [[0.5] * (n + 1) for n in range(len(names))]
     matrix = AccuracyMatrix(rows, names)
     capacity = whole(len(names))
-    capacity["groups"][0]["name"] = "$x_{"
+    capacity["groups"][0]["name"] = "$x_{$"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plots.accuracy_over_time(matrix, tmp_path / "a.png")

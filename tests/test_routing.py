@@ -722,6 +722,11 @@ def two(self: Any, x: Tensor) -> Any:
     return {"first": self.head(x.mean((2, 3))), "second": (self.other(x.amax((2, 3))), x)}
 
 
+def positions(self: Any, x: Tensor) -> Tensor:
+    """Units that lie along two dimensions of the features."""
+    return self.head(self.more(x.flatten(1)).relu().view(len(x), 5, 8))
+
+
 def folded(self: Any, x: Tensor) -> Tensor:
     tokens = x.flatten(2).transpose(1, 2)
     return self.head(tokens.flatten(0, 1)).unflatten(0, (len(x), -1))
@@ -730,6 +735,13 @@ def folded(self: Any, x: Tensor) -> Tensor:
 #: The model, and the shape of a label.
 FORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "pooled": (lambda: Image(pooled, head=nn.Linear(10, 3)), ()),
+    "positions": (
+        lambda: Image(positions, more=nn.Linear(160, 40), head=nn.Linear(8, 3)), (5,),
+    ),
+    "dropout": (
+        lambda: Image(lambda s, x: pooled(s, s.drop(x)), drop=nn.Dropout(), head=nn.Linear(10, 3)),
+        (),
+    ),
     "flattened": (lambda: Image(lambda s, x: s.head(x.flatten(1)), head=nn.Linear(160, 3)), ()),
     "dense": (lambda: Image(lambda s, x: s.head(x), head=nn.Conv2d(10, 3, 1)), (4, 4)),
     "enlarged": (
@@ -802,7 +814,7 @@ def test_labels_are_those_of_the_first_output_of_a_head(form: str) -> None:
     for number, task in enumerate(found.task.tolist()):
         with torch.no_grad():
             output = lives.tensors(net(IMAGES, task=task))[0][number]
-        dim = 1 if form in ("tokens", "folded") else 0
+        dim = 1 if form in ("tokens", "folded", "positions") else 0
         assert output.shape[dim] == (3, 5)[task]
         assert torch.equal(found.label[number], output.argmax(dim))
 
@@ -926,17 +938,7 @@ def test_one_class_has_no_entropy() -> None:
     assert (net.predict(X).label == 0).all()
 
 
-def test_other_inputs_than_the_model_was_converted_with() -> None:
-    """Where the output layer itself does not mind."""
-
-    class Sum(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x.sum(1, keepdim=True) * self.weight
-
+def test_features_of_another_shape() -> None:
     net = autoeidetic.convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), X)
     net.prepare_for_task(0)
     net.finish_task()

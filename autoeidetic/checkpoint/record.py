@@ -112,6 +112,8 @@ def _task(data: Any) -> Task:
         classes=_dict(int, data["classes"]),
         finished=_a(bool, data["finished"]),
         seed=_a(int, data["seed"]),
+        revisits=_optional(int, data["revisits"]),
+        answered_by=_optional(int, data["answered_by"]),
     )
 
 
@@ -119,6 +121,10 @@ def _a(kind: type[Kind], value: Any) -> Kind:
     if type(value) is not kind:
         raise TypeError(f"{value!r:.80} where a {kind.__name__} should be")
     return value
+
+
+def _optional(kind: type[Kind], value: Any) -> Kind | None:
+    return None if value is None else _a(kind, value)
 
 
 def _list(kind: type[Kind], value: Any) -> list[Kind]:

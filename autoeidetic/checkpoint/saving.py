@@ -22,8 +22,8 @@ from .. import archive
 from ..convert import convert
 from ..enforce import slots
 from ..errors import AutoeideticError, CheckpointError, InputError, Place
-from ..net import EideticNet
-from ..routing import restore, view
+from ..net import EideticNet, Task
+from ..routing import restore, to_be_found, view
 from . import rebuild
 from .fill import FRESH, check_places, distinct, filled
 from .record import Record, RouterRecord, decode, dtype_of, encode, fingerprint, versions
@@ -243,7 +243,12 @@ def _take_over_tasks(net: EideticNet, record: Record, tensors: Mapping[str, Tens
     layers = {head.layer for head in net.blueprint.heads}
     for number, task in enumerate(record.tasks):
         last = number == len(record.tasks) - 1
-        if task.index != number or not (task.finished or last) or task.classes.keys() != layers:
+        if (
+            task.index != number
+            or not (task.finished or last)
+            or task.classes.keys() != layers
+            or not _second_goes_fit(task, record.tasks)
+        ):
             raise CheckpointError(
                 f"has a task '{task.name}' that does not follow from the ones before or does not "
                 "fit the output layers",
@@ -281,7 +286,7 @@ def _take_over_router(net: EideticNet, record: Record, tensors: Mapping[str, Ten
             raise CheckpointError("has the tensors of a router, but no router", remedy=_AGAIN)
         return
     kind, tasks = record.router.kind, record.router.tasks
-    if not 0 < tasks <= sum(task.finished for task in record.tasks):
+    if not 0 < tasks <= len(to_be_found(net)):
         raise CheckpointError(f"has a router for {tasks} finished tasks", remedy=_AGAIN)
     try:
         net.router = restore(kind, own, view(net, tasks))
@@ -291,6 +296,17 @@ def _take_over_router(net: EideticNet, record: Record, tensors: Mapping[str, Ten
             remedy=f"{error.remedy}; a kind of your own is registered with @autoeidetic.router "
             "before the network is loaded",
         ) from error
+
+
+def _second_goes_fit(task: Task, tasks: tuple[Task, ...]) -> bool:
+    """Are the tasks that it revisits, and that answers in its place, such tasks?"""
+    if task.revisits is not None and not 0 <= task.revisits < task.index:
+        return False
+    if task.answered_by is None:
+        return True
+    return 0 <= task.answered_by < len(tasks) and (
+        tasks[task.answered_by].revisits == task.index and tasks[task.answered_by].finished
+    )
 
 
 def _vector(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from . import learned, mahalanobis, outputs
 from .base import Examples, Router, Settings, restore, router
-from .features import Seen, View, view
+from .features import Seen, View, to_be_found, view
 from .fitting import train
 from .prediction import Prediction, predict
 
@@ -18,6 +18,7 @@ __all__ = [
     "predict",
     "restore",
     "router",
+    "to_be_found",
     "train",
     "view",
 ]

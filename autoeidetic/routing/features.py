@@ -4,6 +4,8 @@ Features are the inputs of the output layers, averaged over everything but batch
 channels that a finished task may see are taken: the others change while a later task is trained.
 A head that is a bare parameter has no input that could be caught, and the outputs of the
 finished tasks take the place of features.
+
+A second go at a task (``prepare_for_task(..., revisit=...)``) is no task to be told from the others.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ if TYPE_CHECKING:
 class Block:
     """Features that come from the input of one output layer.
 
-    ``tasks`` are those that see them as they are: one, where the layer's input depends on the
-    task. ``index`` are the channels to take, of ``channels`` in all along dimension ``channel``;
+    ``run`` is the task in whose pass they are found; None where they are the same in all.
+    ``index`` are the channels to take, of ``channels`` in all along dimension ``channel``;
     ``mask`` hides elements where not all of a channel may be seen.
     """
 
     layer: str
-    tasks: tuple[int, ...]
+    run: int | None
     channel: int
     channels: int
     index: Tensor
@@ -46,19 +48,20 @@ class Block:
 class View:
     """Where the features of the finished tasks are.
 
-    ``width`` is their number; ``columns[t]`` are the ones that task ``t`` may see, and
-    ``classes[t]`` is the number of classes of its head.
+    ``numbers`` are the tasks, and everything else follows their order: ``classes``, the size of a
+    task's head; ``columns``, the features that it may see. ``width`` is the number of features.
     """
 
+    numbers: tuple[int, ...]
     classes: tuple[int, ...]
-    width: int
     columns: tuple[Tensor, ...]
+    width: int
     blocks: tuple[Block, ...]
 
     @property
     def tasks(self) -> int:
         """How many there are."""
-        return len(self.classes)
+        return len(self.numbers)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -66,23 +69,20 @@ class View:
         seen = {f"seen_{task}": len(columns) for task, columns in enumerate(self.columns)}
         return {"tasks": self.tasks, "width": self.width, **seen}
 
-    @property
-    def depends_on_task(self) -> bool:
-        """Does it take a pass for every task to get the features?"""
-        return any(len(block.tasks) < self.tasks for block in self.blocks) or not self.blocks
-
 
 @dataclass(frozen=True)
 class Seen:
     """What the network shows of some inputs.
 
     ``logits`` are the first outputs that a head makes, for each task, with the classes in the
-    last dimension; only of the first task when nobody has asked for outputs.
+    last dimension; none when nobody has asked for them. ``inputs`` is the number of inputs,
+    ``captured`` what each output layer has read, by the task of the pass.
     """
 
     view: View
+    inputs: int
     logits: tuple[Tensor, ...]
-    captured: tuple[Mapping[str, Tensor], ...]
+    captured: Mapping[int | None, Mapping[str, Tensor]]
 
     @property
     def features(self) -> Tensor:
@@ -91,9 +91,8 @@ class Seen:
         Raises:
             InputError: they are not as the analysis saw them.
         """
-        rows = self.logits[0].shape[0]
         if self.view.blocks:
-            parts = [_read(b, self.captured[b.tasks[0]], rows) for b in self.view.blocks]
+            parts = [_read(b, self.captured[b.run], self.inputs) for b in self.view.blocks]
         else:
             parts = [_averaged(_precise(logits), logits.dim() - 1) for logits in self.logits]
         return torch.cat(parts, 1)
@@ -102,18 +101,24 @@ class Seen:
 # -- where features are ------------------------------------------------------------------------
 
 
+def to_be_found(net: EideticNet) -> list[int]:
+    """The finished tasks, without those that are a second go at another."""
+    return [task.index for task in net.tasks if task.finished and task.revisits is None]
+
+
 def view(net: EideticNet, tasks: int) -> View:
-    """What the first ``tasks`` tasks of a network may see."""
-    classes = tuple(_classes(net, task) for task in range(tasks))
+    """What the first ``tasks`` of the tasks that are to be found may see."""
+    numbers = tuple(to_be_found(net)[:tasks])
+    classes = tuple(_classes(net, task) for task in numbers)
     blocks: list[Block] = []
-    columns: list[list[Tensor]] = [[] for _ in range(tasks)]
+    columns: dict[int, list[Tensor]] = {task: [] for task in numbers}
     width = 0
     for head in net.blueprint.heads:
         if head.leaf is not None:
             continue
-        everyone = tuple(range(tasks))
-        for readers in [(task,) for task in everyone] if head.nested else [everyone]:
-            block, seen = _block(net, head, readers)
+        for run in numbers if head.nested else [None]:
+            readers = numbers if run is None else (run,)
+            block, seen = _block(net, head, run, readers)
             place = seen.any(0).cumsum(0) - 1 + width
             for task, mine in zip(readers, seen, strict=True):
                 columns[task].append(place[mine])
@@ -121,11 +126,14 @@ def view(net: EideticNet, tasks: int) -> View:
             width += len(block.index)
     if not blocks:
         width = sum(classes)
-        return View(classes, width, (torch.arange(width),) * tasks, ())
-    return View(classes, width, tuple(torch.cat(c) for c in columns), tuple(blocks))
+        return View(numbers, classes, (torch.arange(width),) * tasks, width, ())
+    seen_by = tuple(torch.cat(columns[task]) for task in numbers)
+    return View(numbers, classes, seen_by, width, tuple(blocks))
 
 
-def _block(net: EideticNet, head: HeadPlan, readers: tuple[int, ...]) -> tuple[Block, Tensor]:
+def _block(
+    net: EideticNet, head: HeadPlan, run: int | None, readers: tuple[int, ...]
+) -> tuple[Block, Tensor]:
     """The features of one output layer, and which of its channels each reader may see."""
     channel = _channel(net, head)
     channels = head.inputs.shape[channel]
@@ -135,7 +143,7 @@ def _block(net: EideticNet, head: HeadPlan, readers: tuple[int, ...]) -> tuple[B
     if all(mask is not None and mask.numel() > mask.shape[channel] for mask in masks):
         elements = torch.stack([mask for mask in masks if mask is not None]).any(0)
     index = seen.any(0).nonzero().reshape(-1)
-    return Block(head.layer, readers, channel, channels, index, elements), seen
+    return Block(head.layer, run, channel, channels, index, elements), seen
 
 
 def _channel(net: EideticNet, head: HeadPlan) -> int:
@@ -186,30 +194,33 @@ def observe(net: EideticNet, view: View, args: Any, kwargs: Any, *, outputs: boo
     Several passes where the network needs them for the outputs of several tasks; just one when no
     ``outputs`` are asked for and the features are the same for all tasks.
     """
-    asked = tuple(range(view.tasks))
-    if not outputs and not view.depends_on_task:
-        asked = asked[:1]
+    answering = [net._answering(task) for task in view.numbers]
+    needed = answering if outputs or not view.blocks else []
+    needed = needed + [block.run for block in view.blocks if block.run is not None]
+    asked = tuple(dict.fromkeys(needed or answering[:1]))
     net._before(args, kwargs)
-    answers: list[Any] = []
-    captured: list[Mapping[str, Tensor]] = []
+    answers: dict[int, Tensor] = {}
+    captured: dict[int | None, Mapping[str, Tensor]] = {}
     try:
         for run in [asked] if net.blueprint.joint else [(task,) for task in asked]:
             net._runtime.features = {}
-            answers += net._answer_all(run, args, kwargs)
-            captured += [net._runtime.features] * len(run)
+            for task, output in zip(run, net._answer_all(run, args, kwargs), strict=True):
+                answers[task] = _logits(net, task, output)
+                captured[task] = captured[None] = net._runtime.features
     finally:
         net._runtime.features = None
-    logits = [_logits(net, view.classes[t], out) for t, out in zip(asked, answers, strict=True)]
-    return Seen(view, tuple(logits), tuple(captured))
+    logits = tuple(answers[task] for task in answering) if outputs or not view.blocks else ()
+    return Seen(view, len(answers[asked[0]]), logits, captured)
 
 
-def _logits(net: EideticNet, classes: int, output: Any) -> Tensor:
+def _logits(net: EideticNet, task: int, output: Any) -> Tensor:
     """The first output that a head makes, classes last."""
     leaves = pytree.tree_leaves(output)
     for leaf, where in zip(leaves, net.blueprint.split, strict=False):
         if where is not None:
             return leaf.movedim(where[0], -1)
     # an attached head, or one that is followed by something like a softmax
+    classes = _classes(net, task)
     for leaf in leaves:
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim() > 1:
             dims = [dim for dim in (1, leaf.dim() - 1) if leaf.shape[dim] == classes]

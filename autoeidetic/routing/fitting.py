@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from ..errors import InputError, NonFiniteError, TaskError
 from .base import Examples, Router, Settings, make
-from .features import View, looking, observe, view
+from .features import View, looking, observe, to_be_found, view
 
 if TYPE_CHECKING:
     from ..net import EideticNet
@@ -29,7 +29,7 @@ def train(
     """See :meth:`autoeidetic.EideticNet.train_router`."""
     made = make(by, options)
     _check(net, loaders, made, settings)
-    window = view(net, sum(task.finished for task in net.tasks))
+    window = view(net, len(to_be_found(net)))
     with _own_random_numbers(settings.seed), torch.inference_mode(False):
         examples = [] if loaders is None else _read(net, loaders, made, window, settings)
         with torch.enable_grad(), torch.autocast(settings.device.type, enabled=False):
@@ -40,7 +40,7 @@ def train(
 def _check(
     net: EideticNet, loaders: Sequence[Iterable[Any]] | None, made: Router, settings: Settings
 ) -> None:
-    finished = [task for task in net.tasks if task.finished]
+    finished = to_be_found(net)
     if not finished:
         raise TaskError(
             "no task is finished, so there is nothing to find",
@@ -60,7 +60,7 @@ def _check(
     if not isinstance(loaders, (list, tuple)):
         raise InputError(f"loaders is a {type(loaders).__qualname__}", remedy=one_each)
     if len(loaders) != len(finished):
-        names = ", ".join(f"'{task.name}'" for task in finished)
+        names = ", ".join(f"'{net.tasks[task].name}'" for task in finished)
         raise InputError(
             f"{len(loaders)} loaders for {len(finished)} finished tasks ({names})", remedy=one_each
         )
@@ -94,14 +94,14 @@ def _read(
     )
     with looking(net), bar:
         return [
-            _examples(net, task, loader, made, window, settings, bar)
-            for task, loader in enumerate(loaders)
+            _examples(net, number, loader, made, window, settings, bar)
+            for number, loader in enumerate(loaders)
         ]
 
 
 def _examples(
     net: EideticNet,
-    task: int,
+    number: int,
     loader: Iterable[Any],
     made: Router,
     window: View,
@@ -109,7 +109,7 @@ def _examples(
     bar: Any,
 ) -> Examples:
     rows, labels = [], []
-    about = f" of loader {task} (task '{net.tasks[task].name}')"
+    about = f" of loader {number} (task '{net.tasks[window.numbers[number]].name}')"
     for batch in loader:
         args, kwargs, answer = _parts(batch, settings.device)
         seen = observe(net, window, args, kwargs, outputs=made.reads_outputs)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import TaskError
-from .features import looking, observe, view
+from .features import looking, observe, to_be_found, view
 from .fitting import check_finite
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ class Prediction:
     """What a network makes of inputs of which nobody has told the task.
 
     ``task`` is the task found for each input, ``label`` the class within that task's head,
-    ``confidence`` the router's probability of the task, ``scores`` those of all tasks:
-    ``[inputs, tasks]``, of which the highest won.
+    ``confidence`` the router's probability of the task, ``scores`` what speaks for each of the
+    finished tasks, in their order (``[inputs, tasks]``); the highest won.
 
     ``label`` is the largest of the first output that a head makes: ``[inputs]`` for ordinary
     logits, with the positions after it for a dense output.
@@ -36,7 +36,7 @@ class Prediction:
 
 def predict(net: EideticNet, args: Any, kwargs: Any) -> Prediction:
     """See :meth:`autoeidetic.EideticNet.predict`."""
-    router, finished = net.router, sum(task.finished for task in net.tasks)
+    router, finished = net.router, len(to_be_found(net))
     if router is None:
         raise TaskError(
             "predict() without a router",
@@ -55,11 +55,11 @@ def predict(net: EideticNet, args: Any, kwargs: Any) -> Prediction:
         check_finite(rows)
         with torch.autocast(rows.device.type, enabled=False):
             scores = router.scores(rows, window)
-        task = scores.argmax(1)
+        best = scores.argmax(1)
         labels = torch.stack([logits.argmax(-1) for logits in seen.logits])
         return Prediction(
-            task=task,
-            label=labels[task, torch.arange(len(task), device=task.device)],
+            task=torch.tensor(window.numbers, device=best.device)[best],
+            label=labels[best, torch.arange(len(best), device=best.device)],
             confidence=scores.softmax(1).amax(1).float(),
             scores=scores,
         )
