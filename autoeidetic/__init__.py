@@ -19,6 +19,7 @@ from .errors import (
     UnhandledOperatorError,
     UnhandledOperatorWarning,
 )
+from .learn import Lesson, learn
 from .net import EideticNet
 from .results import Run, evaluate
 from .routing import Prediction, router
@@ -37,6 +38,7 @@ __all__ = [
     "Epoch",
     "HeadError",
     "InputError",
+    "Lesson",
     "NoParametersError",
     "NonFiniteError",
     "Prediction",
@@ -50,6 +52,7 @@ __all__ = [
     "analyze",
     "convert",
     "evaluate",
+    "learn",
     "load",
     "router",
     "rule",

@@ -676,7 +676,7 @@ class EideticNet(nn.Module):
         Args:
             loaders: for each finished task one loader of (inputs, labels), or of inputs alone;
                 inputs are a tensor, a tuple or a dict. Each is read once, and what the router
-                reads of it is kept in memory meanwhile.
+                reads of it is kept in memory meanwhile. A second go at a task needs none.
             by: one of these, or a kind registered with :func:`autoeidetic.router`.
             epochs: of the training of "learned".
             lr: its learning rate.

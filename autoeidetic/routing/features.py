@@ -5,7 +5,7 @@ channels that a finished task may see are taken: the others change while a later
 A head that is a bare parameter has no input that could be caught, and the outputs of the
 finished tasks take the place of features.
 
-A second go at a task (``prepare_for_task(..., revisit=...)``) is no task to be told from the others.
+A second go at a task (``prepare_for_task(..., revisit=0)``) is not told from the task itself.
 """
 
 from __future__ import annotations

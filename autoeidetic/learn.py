@@ -1,0 +1,130 @@
+"""Learn: a whole sequence of tasks, evaluated and recorded, that can be stopped at any moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from . import parallel
+from .errors import InputError
+from .net import EideticNet
+from .results import Run, evaluate
+from .training import TrainConfig
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One task of a sequence.
+
+    Args:
+        train: batches (inputs, targets) to learn from.
+        test: batches to evaluate on, the same ones in the same order every time.
+        classes: of its head; None keeps the model's own.
+        name: in reports.
+        settings: of :class:`~autoeidetic.TrainConfig`, for this task only.
+    """
+
+    train: Iterable[Any]
+    test: Iterable[Any]
+    classes: int | dict[str, int] | None = None
+    name: str | None = None
+    settings: dict[str, Any] | None = None
+
+
+def learn(
+    net: EideticNet,
+    lessons: Sequence[Lesson],
+    directory: Any,
+    *,
+    optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer] | None = None,
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
+    router: str | None = None,
+    metric: Any = None,
+    config: TrainConfig | None = None,
+    prune_last: bool = False,
+    progress: bool = True,
+    on_full: str = "raise",
+    **options: Any,
+) -> Run:
+    """Learn tasks one after another, evaluate all of them after each, and write a record.
+
+    ``directory`` gets the files of :class:`autoeidetic.Run`, the network after every task
+    (``network.safetensors``), and the state of training after every epoch. The same call with the
+    same directory goes on where it was stopped.
+
+    Args:
+        net: a converted network without tasks.
+        lessons: the tasks.
+        directory: where all goes.
+        optimizer: makes one from parameters, for every task anew; by default AdamW.
+        scheduler: makes one from the optimizer.
+        router: the kind of router that is trained after every task but the first, if any.
+        metric: see :meth:`autoeidetic.EideticNet.train_task`.
+        config: how tasks are trained.
+        prune_last: False: the last task keeps all it can use.
+        progress: show bars.
+        on_full: see :meth:`autoeidetic.EideticNet.prepare_for_task`.
+        options: further ones of :meth:`autoeidetic.EideticNet.train_task`.
+
+    Example:
+        >>> import tempfile, torch, autoeidetic
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
+        >>> net = autoeidetic.convert(model, torch.randn(2, 4))
+        >>> x = torch.randn(64, 4)
+        >>> data = [[(x, (x[:, i] > 0).long())] for i in range(2)]
+        >>> lessons = [autoeidetic.Lesson(train=d, test=d, classes=2) for d in data]
+        >>> run = autoeidetic.learn(
+        ...     net, lessons, tempfile.mkdtemp(), max_epochs=5, step=0.2, progress=False
+        ... )
+        >>> run.matrix.backward_transfer()
+        0.0
+
+    Raises:
+        InputError: the network has tasks already, or there is no lesson.
+    """
+    if net.tasks or not lessons:
+        raise InputError(
+            f"{len(lessons)} lessons for a network with {len(net.tasks)} tasks",
+            remedy="pass a network that has just been converted, and at least one lesson",
+        )
+    parallel.start()
+    directory = Path(directory)
+    known = {name: options.pop(name) for name in list(options) if name in _SETTINGS}
+    config = (config or TrainConfig()).with_(**known)
+    run = Run(directory, config=config.to_dict())
+    tests = [lesson.test for lesson in lessons]
+    for task, lesson in enumerate(lessons):
+        began = perf_counter()
+        net.prepare_for_task(task, lesson.classes, lesson.name, on_full=on_full)
+        made = None if optimizer is None else optimizer(net.parameters())
+        own = {"prune": prune_last or task < len(lessons) - 1, **(lesson.settings or {})}
+        net.train_task(
+            lesson.train,
+            optimizer=made,
+            scheduler=None if scheduler is None or made is None else scheduler(made),
+            metric=metric,
+            checkpoint=directory / "checkpoints",
+            progress=progress,
+            on_epoch=run.epoch,
+            config=config.with_(**own),
+            **options,
+        )
+        net.finish_task()
+        if task in run.tasks:
+            continue
+        if router is not None and task:
+            net.train_router([each.train for each in lessons[: task + 1]], router, progress=False)
+        evaluation = evaluate(net, tests, metric=metric)
+        run.after_task(task, evaluation, net.capacity(), seconds=perf_counter() - began)
+        if parallel.rank() == 0:
+            net.save(directory / "network.safetensors")
+    return run
+
+
+_SETTINGS = frozenset(TrainConfig().to_dict())

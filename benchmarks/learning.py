@@ -1,0 +1,334 @@
+"""Later tasks learn, and nothing is forgotten: the runs on real data, one command each.
+
+    python benchmarks/learning.py permuted --tasks 3      # the short form of permuted MNIST
+    python benchmarks/learning.py permuted                # ten tasks, hours
+    python benchmarks/learning.py split --data mnist      # every score, every router
+    python benchmarks/learning.py cifar --model resnet18_slim
+    python benchmarks/learning.py pretrained
+    python benchmarks/learning.py kills                   # a job that is killed thirty times
+
+Data are read from --data-directory, AUTOEIDETIC_DATA or ../shared/data. Every run has a directory
+below --into (benchmarks/runs) and goes on there when it was stopped; what it found goes to
+benchmarks/results/learning-*.json and *.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import torch
+from torch import nn
+
+import autoeidetic
+from benchmarks import learning_baselines as baselines
+from benchmarks import learning_data as data
+from benchmarks import learning_kills as kills
+from benchmarks import learning_models as models
+from benchmarks.learning_report import table
+from benchmarks.runner import RESULTS, Record, setting
+
+PAPER = 0.9831  # ten tasks of permuted MNIST
+ROUTERS = ("learned", "entropy", "energy", "mahalanobis")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, function in COMMANDS.items():
+        command = commands.add_parser(name, help=(function.__doc__ or "").splitlines()[0])
+        command.add_argument("--into", type=Path, default=Path(__file__).parent / "runs")
+        command.add_argument("--data-directory", type=Path)
+        command.add_argument("--seed", type=int, default=0)
+        command.add_argument("--threads", type=int, default=2)
+        command.add_argument("--quiet", action="store_true", help="no progress bars")
+        for flags, options in ARGUMENTS.get(name, {}).items():
+            command.add_argument(flags, **options)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.set_flush_denormal(True)
+    began = time.perf_counter()
+    record = COMMANDS[options.command](options)
+    given = {k: v for k, v in vars(options).items() if k not in ("into", "data_directory", "quiet")}
+    record = {
+        "command": "python benchmarks/learning.py " + " ".join(sys.argv[1:]),
+        "options": given,
+        "setting": setting(),
+        "seconds_of_this_call": round(time.perf_counter() - began),
+        **record,
+    }
+    name = record.pop("name")
+    (RESULTS / f"learning-{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    text = table(name, record)
+    (RESULTS / f"learning-{name}.md").write_text(text + "\n")
+    print(text)
+    return 0 if record["passed"] else 1
+
+
+# -- our network on a sequence ---------------------------------------------------------------------
+
+
+def learned(
+    options: argparse.Namespace,
+    name: str,
+    build: Callable[[], nn.Module],
+    tasks: Sequence[data.TaskData],
+    batch_size: int,
+    optimizer: Callable[[Any], torch.optim.Optimizer],
+    *,
+    transform: Any = None,
+    convert: dict[str, Any] | None = None,
+    **settings: Any,
+) -> tuple[autoeidetic.EideticNet, autoeidetic.Run, Record]:
+    """One run of ``autoeidetic.learn``, and what is recorded of it."""
+    torch.manual_seed(options.seed)
+    net = autoeidetic.convert(build(), tasks[0].train.x[:2], **(convert or {}))
+    lessons = [
+        autoeidetic.Lesson(
+            train=data.Batches(*task.train, batch_size, transform=transform),
+            test=data.Batches(*task.test, 500, shuffle=False),
+            classes=task.classes,
+            name=task.name,
+        )
+        for task in tasks
+    ]
+    run = autoeidetic.learn(
+        net,
+        lessons,
+        options.into / f"{name}-seed{options.seed}",
+        optimizer=optimizer,
+        progress=not options.quiet,
+        **settings,
+    )
+    matrix = run.matrix
+    record = {
+        "accuracy": [list(row) for row in matrix.rows],
+        "average": matrix.average(),
+        "backward transfer": matrix.backward_transfer() if len(tasks) > 1 else 0.0,
+        "bitwise": run.bitwise.to_dict(),
+        "verified": net.verify(tasks[0].test.x[:64]).ok,
+        "capacity": list(net.capacity().tasks),
+        "free": net.capacity().free,
+        "seconds": sum(row["seconds"] for row in run.rows),
+        "epochs": len(run.rows),
+        "config": run.config,
+    }
+    return net, run, record
+
+
+# -- the commands ----------------------------------------------------------------------------------
+
+
+def permuted(options: argparse.Namespace) -> Record:
+    """Permuted MNIST with the paper's MLP."""
+    tasks = data.permuted_mnist(options.tasks, directory=options.data_directory)
+    _, _, ours = learned(
+        options,
+        f"permuted-{options.tasks}-{options.pruning}",
+        models.paper_mlp,
+        tasks,
+        256,
+        lambda parameters: torch.optim.Adam(parameters, lr=options.lr),
+        pruning=options.pruning,
+        step=options.step,
+        tolerance=options.tolerance,
+        lr_factor=options.lr_factor,
+        patience=options.patience,
+        max_epochs=options.max_epochs,
+        recovery_epochs=options.recovery_epochs,
+        score_batches=40,
+        on_full="reuse",
+    )
+    ours["paper"] = PAPER
+    passed = ours["bitwise"]["ok"] and ours["average"] >= (PAPER if options.tasks == 10 else 0.98)
+    return {"name": f"permuted-{options.tasks}", "passed": passed, "ours": ours}
+
+
+def split(options: argparse.Namespace) -> Record:
+    """Five tasks of two classes: each score, each router."""
+    make = {"mnist": data.split_mnist, "fashion": data.split_fashion}[options.data]
+    tasks = make(directory=options.data_directory)
+    results = {}
+    for by in options.scores:
+        net, _, ours = learned(
+            options,
+            f"split-{options.data}-{by}",
+            models.small_mlp,
+            tasks,
+            128,
+            lambda parameters: torch.optim.Adam(parameters, lr=1e-3),
+            pruning=by,
+            step=0.05,
+            tolerance=options.tolerance,
+            lr_factor=0.5,
+            patience=3,
+            max_epochs=options.max_epochs,
+            recovery_epochs=3,
+        )
+        ours["routed"] = routed(net, tasks)
+        results[by] = ours
+    passed = all(one["bitwise"]["ok"] and one["verified"] for one in results.values())
+    return {"name": f"split-{options.data}", "passed": passed, "scores": results}
+
+
+def routed(net: autoeidetic.EideticNet, tasks: Sequence[data.TaskData]) -> Record:
+    """What each kind of router makes of the test data."""
+    train = [data.Batches(*task.train, 500, shuffle=False) for task in tasks]
+    test = [data.Batches(*task.test, 500, shuffle=False) for task in tasks]
+    found: Record = {}
+    for kind in ROUTERS:
+        began = time.perf_counter()
+        net.train_router(train, kind, progress=False)
+        evaluation = autoeidetic.evaluate(net, test)
+        found[kind] = {
+            "accuracy": evaluation.agnostic,
+            "per class": [list(result.agnostic_per_class) for result in evaluation.tasks],
+            "told": [list(result.per_class) for result in evaluation.tasks],
+            "confusion": [list(row) for row in evaluation.confusion or ()],
+            "seconds": time.perf_counter() - began,
+        }
+    return found
+
+
+def cifar(options: argparse.Namespace) -> Record:
+    """Split CIFAR-100 next to fine-tuning, separate networks and a frozen backbone."""
+    tasks = data.split_cifar100(directory=options.data_directory)[: options.tasks]
+    build = getattr(models, options.model)
+    budget = baselines.Budget(
+        epochs=options.epochs,
+        batch_size=64,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.05),
+        schedule=lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, options.epochs),
+        transform=data.crop_and_flip,
+        seed=options.seed,
+    )
+    others = {}
+    for make in (baselines.separate, baselines.finetune, baselines.frozen):
+        outcome = _kept(
+            options, f"cifar-{options.model}-{make.__name__}", make, build, tasks, budget
+        )
+        others[outcome["name"]] = outcome
+    _, _, ours = learned(
+        options,
+        f"cifar-{options.model}-{options.pruning}",
+        build,
+        tasks,
+        budget.batch_size,
+        budget.optimizer,
+        scheduler=budget.schedule,
+        transform=budget.transform,
+        pruning=options.pruning,
+        step=options.step,
+        tolerance=options.tolerance,
+        lr_factor=0.3,
+        patience=options.epochs,
+        max_epochs=options.epochs,
+        recovery_epochs=options.recovery_epochs,
+    )
+    reached = others["separate networks"]["accuracy"][-1]
+    gap = sum(reached) / len(reached) - ours["average"]
+    passed = bool(ours["bitwise"]["ok"]) and gap <= 0.03
+    return {
+        "name": f"cifar-{options.model}",
+        "passed": passed,
+        "gap": gap,
+        "ours": ours,
+        "others": others,
+    }
+
+
+def _kept(
+    options: argparse.Namespace, name: str, make: Any, build: Any, tasks: Any, budget: Any
+) -> Record:
+    """A baseline, or what an earlier call found."""
+    file = options.into / f"{name}-{budget.epochs}-seed{budget.seed}.json"
+    if not file.exists():
+        outcome = make(build, tasks, budget)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(vars(outcome)))
+    return json.loads(file.read_text())
+
+
+def pretrained(options: argparse.Namespace) -> Record:
+    """tf_efficientnet_lite0 with ImageNet weights on five pairs of Imagenette."""
+    tasks = data.imagenette_pairs(size=options.size, directory=options.data_directory)
+    _, _, ours = learned(
+        options,
+        f"pretrained-{options.size}",
+        lambda: models.efficientnet_lite0(directory=options.data_directory),
+        tasks,
+        20,
+        lambda parameters: torch.optim.AdamW(parameters, lr=options.lr),
+        convert={"recycle": "keep"},
+        pruning=options.pruning,
+        step=0.1,
+        tolerance=0.01,
+        patience=2,
+        max_epochs=options.max_epochs,
+        recovery_epochs=1,
+        score_batches=6,
+    )
+    each = ours["accuracy"][-1]
+    passed = bool(ours["bitwise"]["ok"]) and min(each) >= 0.95
+    return {"name": "pretrained", "passed": passed, "ours": ours}
+
+
+def killed(options: argparse.Namespace) -> Record:
+    """A job that is killed at random moments, and goes on."""
+    return {"name": "kills", **kills.measure(options.kills, options.seed)}
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], Record]] = {
+    "permuted": permuted,
+    "split": split,
+    "cifar": cifar,
+    "pretrained": pretrained,
+    "kills": killed,
+}
+_PRUNING = {"default": "hybrid", "help": "score that units are pruned by"}
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "permuted": {
+        "--tasks": {"type": int, "default": 10},
+        "--pruning": _PRUNING,
+        "--lr": {"type": float, "default": 5e-4},
+        "--step": {"type": float, "default": 0.05},
+        "--tolerance": {"type": float, "default": 0.001},
+        "--lr-factor": {"type": float, "default": 0.5},
+        "--patience": {"type": int, "default": 3},
+        "--max-epochs": {"type": int, "default": 15},
+        "--recovery-epochs": {"type": int, "default": 2},
+    },
+    "split": {
+        "--data": {"choices": ("mnist", "fashion"), "default": "mnist"},
+        "--scores": {"nargs": "+", "default": ["l1", "l2", "taylor", "hybrid"]},
+        "--tolerance": {"type": float, "default": 0.002},
+        "--max-epochs": {"type": int, "default": 10},
+    },
+    "cifar": {
+        "--model": {"default": "resnet18_slim", "help": "a function of learning_models.py"},
+        "--tasks": {"type": int, "default": 5},
+        "--epochs": {"type": int, "default": 30},
+        "--pruning": _PRUNING,
+        "--step": {"type": float, "default": 0.1},
+        "--tolerance": {"type": float, "default": 0.02},
+        "--recovery-epochs": {"type": int, "default": 2},
+    },
+    "pretrained": {
+        "--size": {"type": int, "default": 224},
+        "--lr": {"type": float, "default": 3e-4},
+        "--max-epochs": {"type": int, "default": 4},
+        "--pruning": _PRUNING,
+    },
+    "kills": {"--kills": {"type": int, "default": 30}},
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""A job that is killed at random moments with SIGKILL, and started again until it is done.
+
+It must end with the same bits as one that was never disturbed, after each kill at most one epoch
+may be lost, and the answers of finished tasks must be those that were recorded when they were
+finished.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+JOB = Path(__file__).parent / "learning_kills_job.py"
+
+
+def measure(kills: int, seed: int) -> dict[str, Any]:
+    """Run the job with so many kills and once without."""
+    moments = random.Random(seed)
+    with tempfile.TemporaryDirectory() as name:
+        quiet, disturbed = Path(name) / "quiet", Path(name) / "disturbed"
+        for directory in (quiet, disturbed):
+            directory.mkdir()
+        _start(quiet).wait()
+        lost, done = [], 0
+        while done < kills:
+            before = _progress(disturbed)
+            job = _start(disturbed)
+            _until_it_moves(job, disturbed, before)
+            time.sleep(moments.uniform(0, 1.5))
+            if job.poll() is not None:
+                break
+            before_kill = _progress(disturbed)
+            os.kill(job.pid, signal.SIGKILL)
+            job.wait()
+            done += 1
+            lost.append(max(0, before_kill - _progress(disturbed)))
+        _start(disturbed).wait()
+        whole, again = (json.loads((d / "result.json").read_text()) for d in (quiet, disturbed))
+    passed = whole["state"] == again["state"] and not any(lost) and done >= kills
+    passed = passed and whole["answers"] == again["answers"] and not again["moved"]
+    return {
+        "passed": passed,
+        "kills": done,
+        "epochs": len(whole["epochs"]),
+        "stored epochs lost": sum(lost),
+        "old answers moved": again["moved"],
+        "same state as undisturbed": whole["state"] == again["state"],
+    }
+
+
+def _start(directory: Path) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, str(JOB), str(directory)], env=environment)
+
+
+def _progress(directory: Path) -> int:
+    """Epochs that are stored, of all tasks."""
+    from autoeidetic import archive
+    from autoeidetic.training.plain import unpack
+
+    total = 0
+    for file in directory.glob("task-?.safetensors"):
+        description, tensors = archive.read(file)
+        total += len(unpack(description["training"], tensors)["progress"]["epochs"])
+    return total
+
+
+def _until_it_moves(job: subprocess.Popen[bytes], directory: Path, before: int) -> None:
+    """Wait until the job has stored something new, so that kills hit it at work."""
+    while job.poll() is None and _progress(directory) <= before:
+        time.sleep(0.05)

@@ -1,0 +1,88 @@
+"""What a learning run found, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+Record = dict[str, Any]
+
+
+def table(name: str, record: Record) -> str:
+    """The report of one command."""
+    lines = [f"# Learning: {name}", "", f"`{record['command']}`", ""]
+    lines += [
+        f"{record['setting']['date']}, torch {record['setting']['torch']}, seed "
+        f"{record['options']['seed']}; this call {record['seconds_of_this_call']} s. "
+        f"{'Passed' if record['passed'] else 'NOT passed'}.",
+        "",
+    ]
+    if "scores" in record:
+        lines += _scores(record["scores"])
+    elif "ours" in record:
+        lines += _sequence(record)
+    else:
+        facts = {k: v for k, v in record.items() if k not in ("setting", "options", "command")}
+        lines += [f"- {key}: {value}" for key, value in facts.items()]
+    return "\n".join(lines)
+
+
+def _sequence(record: Record) -> list[str]:
+    ours = record["ours"]
+    rows = [["autoeidetic", *_percents(ours["accuracy"][-1]), f"{ours['average']:.2%}"]]
+    for name, other in record.get("others", {}).items():
+        last = other["accuracy"][-1]
+        rows.append([name, *_percents(last), f"{sum(last) / len(last):.2%}"])
+    tasks = len(ours["accuracy"])
+    lines = _markdown(["after the last task", *(f"task {t}" for t in range(tasks)), "mean"], rows)
+    lines += ["", _facts(ours)]
+    if "gap" in record:
+        lines += ["", f"Below separate networks by {100 * record['gap']:.2f} points on average."]
+    if "paper" in ours:
+        lines += ["", f"The paper reports {ours['paper']:.2%} for ten tasks."]
+    return lines
+
+
+def _facts(ours: Record) -> str:
+    owned = ", ".join(f"{share:.1%}" for share in ours["capacity"])
+    same = {True: "the same bits", False: "DIFFERENT BITS", None: "not comparable"}
+    return (
+        f"Backward transfer {ours['backward transfer']}; outputs of finished tasks over time: "
+        f"{same[ours['bitwise']['ok']]}; verify {'ok' if ours['verified'] else 'FAILED'}. Owned by "
+        f"the tasks: {owned}; free {ours['free']:.1%}. {ours['epochs']} epochs, "
+        f"{ours['seconds']:.0f} s."
+    )
+
+
+def _scores(scores: Record) -> list[str]:
+    head = ["score", "told the task", "free", "learned", "entropy", "energy", "mahalanobis"]
+    rows = [
+        [
+            by,
+            f"{one['average']:.2%}",
+            f"{one['free']:.1%}",
+            *(f"{one['routed'][kind]['accuracy']:.2%}" for kind in head[3:]),
+        ]
+        for by, one in scores.items()
+    ]
+    lines = ["Mean accuracy over the tasks; the last four columns without being told the task.", ""]
+    lines += _markdown(head, rows)
+    lines += ["", "Per class: learned router, and below it told the task.", ""]
+    each = []
+    for by, one in scores.items():
+        found = one["routed"]["learned"]
+        each.append([by, *_percents([p for task in found["per class"] for p in task])])
+        each.append(["", *_percents([p for task in found["told"] for p in task])])
+    lines += _markdown(["score", *(str(digit) for digit in range(10))], each)
+    for by, one in scores.items():
+        lines += ["", f"{by}: {_facts(one)}"]
+    return lines
+
+
+def _percents(values: Sequence[float]) -> list[str]:
+    return [f"{100 * value:.2f}" for value in values]
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return lines + ["| " + " | ".join(row) + " |" for row in rows]
