@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from . import enforce, heads, initialise, routing
+from .batches import default_loss
 from .blueprint import ATTACHED, Blueprint, HeadPlan
 from .capacity import Capacity, capacity
 from .errors import CapacityError, DivergenceWarning, InputError, NonFiniteError, Place, TaskError
@@ -26,7 +27,6 @@ from .prune import choose
 from .score import Loss, ScoreData, class_scores, named
 from .snapshot import Snapshot
 from .training import Epoch, TaskHistory, TrainConfig, train_task
-from .training.batches import default_loss
 from .training.epochs import StepFunction
 from .verify import Verification, verify
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from autoeidetic import cli
+from autoeidetic import TrainConfig, cli, routing
+from autoeidetic.routing import base
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "benchmarks/README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -23,16 +27,24 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 RUNNING = [page for page in PAGES if blocks(page, "python")]
+WITH_EXAMPLES = {"README.md", "index.md", "how-it-works.md", "training.md", "routing.md"}
+
+
+@pytest.fixture
+def forget_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores and routers registered in a test are gone after it."""
+    scores = sys.modules["autoeidetic.score"]  # the package's attribute is the decorator
+    monkeypatch.setattr(scores, "_SCORES", dict(scores._SCORES))
+    monkeypatch.setattr(base, "_ROUTERS", dict(base._ROUTERS))
 
 
 def test_pages_have_examples() -> None:
-    assert {page.name for page in RUNNING} >= {"README.md", "index.md", "how-it-works.md"}
+    assert {page.name for page in RUNNING} >= WITH_EXAMPLES
 
 
+@pytest.mark.usefixtures("forget", "forget_kinds")
 @pytest.mark.parametrize("page", RUNNING, ids=lambda page: page.stem)
-def test_code_blocks_run(
-    page: Path, forget: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All blocks of a page, one after another, in one namespace and an empty directory."""
     monkeypatch.chdir(tmp_path)
     code = "\n".join(blocks(page, "python"))
@@ -47,6 +59,46 @@ def test_operators_are_up_to_date() -> None:
         check=False,
     )
     assert result.returncode == 0, result.stderr
+
+
+def table(page: Path, first: str) -> list[list[str]]:
+    """The rows of the table whose first column has this name."""
+    lines = iter(page.read_text().splitlines())
+    for line in lines:
+        if line.startswith(f"| {first} |"):
+            next(lines)
+            return list(_cells(lines))
+    raise AssertionError(f"{page} has no table of {first}")
+
+
+def _cells(lines: Iterator[str]) -> Iterator[list[str]]:
+    for line in lines:
+        if not line.startswith("|"):
+            return
+        yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_settings_are_those_of_the_loop() -> None:
+    """Every setting in its order, with its default, and something said about it."""
+    rows = table(ROOT / "docs/training.md", "setting")
+    written = [(name.strip("`"), ast.literal_eval(default.strip("`"))) for name, default, _ in rows]
+    assert written == [(field.name, field.default) for field in fields(TrainConfig)]
+    assert all(meaning for _, _, meaning in rows)
+
+
+def test_scores_and_routers_are_those_there_are() -> None:
+    """Those of the package; an example that ran before may have registered others."""
+    scores = sys.modules["autoeidetic.score"]
+    written = {
+        ast.literal_eval(name): float(across)
+        for names, _, across in table(ROOT / "docs/training.md", "`pruning=`")
+        for name in names.replace("`", "").split(", ")
+    }
+    own = {n: s.across for n, s in scores._SCORES.items() if vars(scores).get(n) is s.function}
+    assert written == own
+    kinds = {row[0].strip('`"') for row in table(ROOT / "docs/routing.md", "`by=`")}
+    modules = {module.__name__ for module in routing.MODULES}
+    assert kinds == {name for name, kind in base._ROUTERS.items() if kind.__module__ in modules}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

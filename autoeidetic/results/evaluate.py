@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from .. import parallel
+from ..batches import call, split, to_device
 from ..errors import InputError, TaskError
 from .digest import Digest, Hasher, combine
 from .metric import IGNORED, Accumulator, accumulator, first_tensor, judge, misfit, sums, whole
@@ -261,7 +261,7 @@ class _Pass:
 
     def run(self, loader: Iterable[Any], together: bool) -> TaskResult:
         for batch in loader:
-            self.batch(*_split(batch))
+            self.batch(*split(batch))
         if not self.samples:
             raise InputError(
                 f"the loader of task {self.task.index} gave nothing",
@@ -289,8 +289,8 @@ class _Pass:
     def batch(self, inputs: Any, target: Any) -> None:
         if self.task.finished and self.reference is None:
             self.asked.update(inputs)
-        inputs, target = _moved(inputs, self.device), _moved(target, self.device)
-        output = _call(self.net, inputs, task=self.task.index)
+        inputs, target = to_device(inputs, self.device), to_device(target, self.device)
+        output = call(self.net, inputs, task=self.task.index)
         if self.task.finished and self.reference is None:
             self.answered.update(output)
         self.measure.update(output, target)
@@ -305,7 +305,7 @@ class _Pass:
 
     def route(self, inputs: Any, label: Tensor, shape: torch.Size) -> None:
         """What the network says when nobody tells the task."""
-        predicted = _call(self.net.predict, inputs)
+        predicted = call(self.net.predict, inputs)
         tasks, found = predicted.task.cpu(), predicted.label.cpu()
         self.confusion[self.task.index] += torch.bincount(tasks, minlength=len(self.net.tasks))
         if whole(label) and found.shape == label.shape and len(shape) > 1:
@@ -316,30 +316,9 @@ class _Pass:
     def digest(self, together: bool) -> Digest:
         if self.reference is not None:
             self.asked.update(self.reference)
-            inputs = _moved(self.reference, self.device)
-            self.answered.update(_call(self.net, inputs, task=self.task.index))
+            inputs = to_device(self.reference, self.device)
+            self.answered.update(call(self.net, inputs, task=self.task.index))
         return combine(self.asked, self.answered, together)
-
-
-def _split(batch: Any) -> tuple[Any, Any]:
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise InputError(
-            f"a batch is a {type(batch).__qualname__}, not a pair (inputs, targets)",
-            remedy="give the loader pairs",
-        )
-    return batch[0], batch[1]
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), value)
-
-
-def _call(function: Any, inputs: Any, **options: Any) -> Any:
-    if isinstance(inputs, Mapping):
-        return function(**inputs, **options)
-    if isinstance(inputs, (tuple, list)):
-        return function(*inputs, **options)
-    return function(inputs, **options)
 
 
 def _tell(result: TaskResult, metric: str, seconds: float) -> None:

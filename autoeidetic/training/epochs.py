@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import parallel
+from ..batches import call, split, to_device
 from ..errors import InputError, NonFiniteError
 from ..results.metric import Accumulator
 from ..score import ScoreData
-from .batches import call, split, to_device
 from .progress import Bar
 
 if TYPE_CHECKING:

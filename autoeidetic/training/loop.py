@@ -18,11 +18,11 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from .. import parallel
+from ..batches import criterion
 from ..capacity import free_share
 from ..errors import CheckpointError, InputError, NonFiniteError, TaskError
 from ..results.metric import accumulator
 from . import state
-from .batches import criterion
 from .config import TrainConfig
 from .epochs import Passes, StepFunction, step_with
 from .history import Epoch, TaskHistory
@@ -100,7 +100,7 @@ def train_task(
             step_function=step_function or step_with(loss or criterion),
             optimizer=optimizer,
             after_batch=scheduler.step if scheduler and scheduler_every == "batch" else None,
-            metric=accumulator(metric),
+            metric=accumulator(metric, device=next(net.parameters()).device),
             clip=config.clip,
             autocast=config.autocast,
             scaler=torch.amp.GradScaler(enabled=config.autocast == "float16"),

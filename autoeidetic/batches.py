@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from ..errors import InputError
+from .errors import InputError
 
 if TYPE_CHECKING:
-    from ..net import EideticNet
+    from .net import EideticNet
 
 
 def split(batch: Any) -> tuple[Any, Any]:
@@ -25,18 +25,18 @@ def split(batch: Any) -> tuple[Any, Any]:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise InputError(
             f"a batch is a {type(batch).__qualname__}, not a pair (inputs, targets)",
-            remedy="give the loader pairs, or pass step_function=",
+            remedy="give the loader pairs",
         )
     return batch[0], batch[1]
 
 
-def call(net: nn.Module, inputs: Any) -> Any:
+def call(net: Callable[..., Any], inputs: Any, **options: Any) -> Any:
     """A network on a tensor, a tuple of positional or a dict of keyword arguments."""
     if isinstance(inputs, Mapping):
-        return net(**inputs)
+        return net(**inputs, **options)
     if isinstance(inputs, (tuple, list)):
-        return net(*inputs)
-    return net(inputs)
+        return net(*inputs, **options)
+    return net(inputs, **options)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
