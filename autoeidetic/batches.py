@@ -49,7 +49,7 @@ def criterion(output: Any, target: Tensor) -> Tensor:
 
     Of a structured output the first tensor counts. Whole-number targets may be dense:
     ``[N, H, W]`` for logits ``[N, C, H, W]``; -100 is left out. Real targets have the shape of the
-    logits: one probability for each label.
+    logits: one probability for each label; NaN is left out.
 
     >>> criterion(torch.zeros(2, 4), torch.tensor([0, 3]))
     tensor(1.3863)
@@ -62,8 +62,11 @@ def criterion(output: Any, target: Tensor) -> Tensor:
     logits = first_tensor(output)
     if not target.is_floating_point() and target.shape == logits.shape[:1] + logits.shape[2:]:
         return F.cross_entropy(logits, target.long())
+    if target.dtype == torch.bool and target.shape == logits.shape:
+        target = target.to(logits.dtype)
     if target.is_floating_point() and target.shape == logits.shape:
-        return F.binary_cross_entropy_with_logits(logits, target)
+        known = ~target.isnan()
+        return F.binary_cross_entropy_with_logits(logits[known], target[known].to(logits.dtype))
     raise InputError(
         f"targets of shape {tuple(target.shape)} ({target.dtype}) for outputs of shape "
         f"{tuple(logits.shape)}",

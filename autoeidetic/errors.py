@@ -96,6 +96,10 @@ class CheckpointError(AutoeideticError):
     """A file is not a saved network, is damaged, or does not fit the model."""
 
 
+class StorageWarning(UserWarning):
+    """A state could not be written: training goes on, and the last one that could stays."""
+
+
 class DivergenceWarning(UserWarning):
     """Free values are infinite or not a number; finished tasks are answered without them."""
 

@@ -97,17 +97,19 @@ def learn(
     directory = Path(directory)
     known = {name: options.pop(name) for name in list(options) if name in _SETTINGS}
     config = (config or TrainConfig()).with_(**known)
+    optimizer = optimizer or _adamw
     run = Run(directory, config=config.to_dict())
     tests = [lesson.test for lesson in lessons]
     for task, lesson in enumerate(lessons):
         began = perf_counter()
         net.prepare_for_task(task, lesson.classes, lesson.name, on_full=on_full)
-        made = None if optimizer is None else optimizer(net.parameters())
-        own = {"prune": prune_last or task < len(lessons) - 1, **(lesson.settings or {})}
+        made = optimizer(net.parameters())
+        prune = config.prune and (prune_last or task < len(lessons) - 1)
+        own = {"prune": prune, **(lesson.settings or {})}
         net.train_task(
             lesson.train,
             optimizer=made,
-            scheduler=None if scheduler is None or made is None else scheduler(made),
+            scheduler=None if scheduler is None else scheduler(made),
             metric=metric,
             checkpoint=directory / "checkpoints",
             progress=progress,
@@ -116,15 +118,22 @@ def learn(
             **options,
         )
         net.finish_task()
-        if task in run.tasks:
+        last = task == len(lessons) - 1
+        if task in run.tasks and not last:
             continue
         if router is not None and task:
             net.train_router([each.train for each in lessons[: task + 1]], router, progress=False)
-        evaluation = evaluate(net, tests, metric=metric)
-        run.after_task(task, evaluation, net.capacity(), seconds=perf_counter() - began)
         if parallel.rank() == 0:
             net.save(directory / "network.safetensors")
+        if task in run.tasks:
+            continue
+        evaluation = evaluate(net, tests, metric=metric)
+        run.after_task(task, evaluation, net.capacity(), seconds=perf_counter() - began)
     return run
+
+
+def _adamw(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-3)
 
 
 _SETTINGS = frozenset(TrainConfig().to_dict())

@@ -173,6 +173,11 @@ class EideticNet(nn.Module):
     def _revisited(self, task: int, num_classes: Any) -> dict[str, int]:
         """The classes of a task that is revisited."""
         (asked,) = self._asked(task)
+        if not self.owners.forward_transfer:
+            raise InputError(
+                f"revisit={task} in a network whose tasks share nothing",
+                remedy="convert with forward_transfer=True",
+            )
         if num_classes is not None:
             raise InputError(
                 f"num_classes={num_classes!r} for a second go at task {task}",

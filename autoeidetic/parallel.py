@@ -6,6 +6,7 @@ Every function works without it as well: then there is one process, and nothing 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -44,6 +45,13 @@ def total(tensor: Tensor) -> Tensor:
     distributed.all_reduce(summed)
     distributed.broadcast(summed, 0)
     return summed.to(tensor.device)
+
+
+def same(tensors: Iterable[Tensor]) -> None:
+    """Give every process the values that the first one has."""
+    if count() > 1:
+        for tensor in tensors:
+            distributed.broadcast(tensor.detach(), 0)
 
 
 def mean(values: np.ndarray) -> np.ndarray:

@@ -166,6 +166,20 @@ def test_learning_rate_while_pruning() -> None:
     assert set(rates["prune"]) == {0.0025}
 
 
+def test_scheduler_of_batches_rests_while_pruning() -> None:
+    """One cycle over the batches of training, and not one step more."""
+    net = network()
+    net.prepare_for_task(0, num_classes=2)
+    optimizer = adam(net)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=6 * 5)
+    history = net.train_task(
+        loader(0), optimizer=optimizer, scheduler=scheduler, scheduler_every="batch",
+        **{**SHORT, "tolerance": 0.0, "lr_factor": 0.5},
+    )  # fmt: skip
+    assert {e.lr for e in history.epochs if e.phase != "train"} == {0.5 * 0.02 / 25}
+    assert any(e.phase == "recover" for e in history.epochs)
+
+
 def test_small_groups_are_pruned_too() -> None:
     """A step of 5 % of 8 units is less than one: it adds up."""
     net = network(width=8)
@@ -263,6 +277,7 @@ def test_wrong_batches() -> None:
     net.prepare_for_task(0, num_classes=2)
     for batches, text in (
         ([], "no batches"),
+        ((batch for batch in [data(0)]), "can be read once"),
         ([torch.zeros(2, 64)], "not a pair"),
         ([(torch.zeros(2, 64), torch.zeros(3))], "targets of shape"),
     ):
@@ -352,6 +367,43 @@ def test_checkpoint_after_other_tasks(tmp_path: Path) -> None:
         other.train_task(loader(1), optimizer=adam(other), checkpoint=tmp_path, progress=False)
 
 
+def test_lower_rate_after_divergence(tmp_path: Path) -> None:
+    """The remedy that the error tells helps: the new rate counts, not the stored one."""
+
+    def train(lr: float, on_epoch: Any = None) -> autoeidetic.TaskHistory:
+        net = network()
+        net.prepare_for_task(0, num_classes=2)
+        optimizer = torch.optim.Adam(net.parameters(), lr=lr)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.1)
+        return net.train_task(
+            loader(0), optimizer=optimizer, scheduler=scheduler, checkpoint=tmp_path,
+            on_epoch=on_epoch, **{**SHORT, "max_epochs": 4, "prune": False},
+        )  # fmt: skip
+
+    def stop(epoch: autoeidetic.Epoch) -> None:
+        if epoch.number == 2:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        train(0.01, stop)
+    history = train(0.005)
+    assert [e.lr for e in history.epochs] == pytest.approx([0.01, 0.01, 0.005, 0.0005])
+
+
+def test_fewer_epochs_than_were_trained(tmp_path: Path) -> None:
+    with pytest.raises(KilledError):
+        life(tmp_path, stop_after=3)
+    net = network()
+    net.prepare_for_task(0, num_classes=2)
+    optimizer = adam(net)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    history = net.train_task(
+        loader(0), optimizer=optimizer, scheduler=scheduler, checkpoint=tmp_path,
+        **{**SHORT, "max_epochs": 1},
+    )  # fmt: skip
+    assert sum(e.phase == "train" for e in history.epochs) == 3
+
+
 def test_another_optimizer(tmp_path: Path) -> None:
     net = network()
     run(net, 0, checkpoint=tmp_path)
@@ -362,6 +414,14 @@ def test_another_optimizer(tmp_path: Path) -> None:
         again.train_task(
             loader(0), optimizer=torch.optim.Adam(groups), checkpoint=tmp_path, **SHORT
         )
+
+
+def test_another_kind_of_optimizer(tmp_path: Path) -> None:
+    run(network(), 0, checkpoint=tmp_path)
+    net = network()
+    net.prepare_for_task(0, num_classes=2)
+    with lives.unchanged(net), pytest.raises(CheckpointError, match="are Adam and NoneType"):
+        net.train_task(loader(0), optimizer=lives.sgd(net), checkpoint=tmp_path, **SHORT)
 
 
 @pytest.mark.parametrize("spoil", [lambda b: b[: len(b) // 2], lambda b: b"{}", lambda b: b""])
@@ -395,10 +455,30 @@ def test_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         save_file(*args, **kwargs)
 
     monkeypatch.setattr("autoeidetic.archive.save_file", sometimes)
-    with pytest.warns(store.StorageWarning, match="No space left"):
+    with pytest.warns(autoeidetic.StorageWarning, match="No space left"):
         again = life(tmp_path)
     assert all(torch.equal(again[name], whole[name]) for name in whole)
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_files_fit_together_when_some_could_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after the state from before a round could not be written: the same bits again."""
+    whole = life(None)
+    write = store.Directory._write
+
+    def never_before(self: store.Directory, name: str, state: Any) -> None:
+        if name == store.BEFORE:
+            raise CheckpointError("cannot be written: no space left", remedy="")
+        write(self, name, state)
+
+    monkeypatch.setattr(store.Directory, "_write", never_before)
+    with pytest.warns(autoeidetic.StorageWarning), pytest.raises(KilledError):
+        life(tmp_path, stop_after=5)
+    monkeypatch.undo()
+    again = life(tmp_path)
+    assert all(torch.equal(again[name], whole[name]) for name in whole)
 
 
 @pytest.mark.parametrize("directory", [False, True])

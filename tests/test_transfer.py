@@ -74,6 +74,29 @@ def test_models_own_head() -> None:
     torch.testing.assert_close(now, life.said[0])
 
 
+def test_disjoint_tasks_cannot_be_revisited() -> None:
+    life = lives.Life(small(), X, forward_transfer=False).first_task()
+    with lives.unchanged(life.net), pytest.raises(InputError, match="whose tasks share nothing"):
+        life.net.prepare_for_task(1, revisit=0)
+
+
+def test_recorded_as_another_answer(tmp_path: Path) -> None:
+    """A task that a second go answers for has not moved, and the router is still measured."""
+    net = two_tasks("mlp").net
+    loaders = [[(X, torch.zeros(len(X), dtype=torch.int64))]] * 3
+    record = autoeidetic.Run(tmp_path, draw=False, tensorboard=False)
+    net.train_router(by="entropy")
+    record.after_task(1, autoeidetic.evaluate(net, loaders), net.capacity())
+    net.prepare_for_task(2, revisit=0)
+    net.finish_task()
+    net.replace_task(0, by=2)
+    evaluation = autoeidetic.evaluate(net, loaders)
+    assert evaluation.note == ""
+    assert evaluation.tasks[2].agnostic is None
+    record.after_task(2, evaluation, net.capacity())
+    assert record.bitwise.ok
+
+
 def test_rollback_starts_with_the_same_head() -> None:
     life = two_tasks("mlp")
     life.net.prepare_for_task(2, revisit=0)

@@ -1,4 +1,4 @@
-"""A user's program: two tasks of digits. It is the same for one process and for several.
+"""A user's program: three tasks of digits. It is the same for one process and for several.
 
     python torchrun_script.py DIRECTORY
     torchrun --nproc-per-node 2 torchrun_script.py DIRECTORY
@@ -28,7 +28,7 @@ model = nn.Sequential(
 )  # fmt: skip
 net = autoeidetic.convert(model, x[:4])
 said = {}
-for task in range(2):
+for task in range(3):
     rows = (y // 2 == task).nonzero()[:200, 0]
     loader = DataLoader(TensorDataset(x[rows], y[rows] % 2), batch_size=20, shuffle=True)
     net.prepare_for_task(task, num_classes=2)
@@ -42,6 +42,7 @@ for task in range(2):
         max_epochs=5,
         recovery_epochs=1,
         checkpoint=directory,
+        prune=task < 2,
     )
     net.finish_task()
     with torch.no_grad():

@@ -13,6 +13,7 @@ from .table import html, table
 class Kept:
     """The digests of one task, by the task after which they were taken.
 
+    ``answered_by`` is the second go at the task that answered in its place, if one did.
     ``same`` is None when the task was asked different things, so that its answers cannot be
     compared.
     """
@@ -20,6 +21,7 @@ class Kept:
     task: int
     inputs: dict[int, str]
     outputs: dict[int, str]
+    answered_by: int | None = None
 
     @property
     def same(self) -> bool | None:
@@ -50,14 +52,15 @@ class Bitwise:
     @staticmethod
     def of(evaluations: Mapping[int, Iterable[Mapping[str, Any]]]) -> Bitwise:
         """From the results of all tasks (as dicts) after each task."""
-        asked: dict[int, dict[int, str]] = {}
-        answered: dict[int, dict[int, str]] = {}
+        kept: dict[tuple[int, int], Kept] = {}
         for after, results in evaluations.items():
             for result in results:
-                if result["digest"] is not None:
-                    asked.setdefault(result["task"], {})[after] = result["digest"]["inputs"]
-                    answered.setdefault(result["task"], {})[after] = result["digest"]["outputs"]
-        return Bitwise(tuple(Kept(task, asked[task], answered[task]) for task in sorted(asked)))
+                task, by, digest = result["task"], result.get("answered_by"), result["digest"]
+                if digest is not None:
+                    own = kept.setdefault((task, -1 if by is None else by), Kept(task, {}, {}, by))
+                    own.inputs[after] = digest["inputs"]
+                    own.outputs[after] = digest["outputs"]
+        return Bitwise(tuple(kept[key] for key in sorted(kept)))
 
     @property
     def ok(self) -> bool | None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from .. import parallel
 from ..batches import call, split, to_device
 from ..errors import InputError, TaskError
+from ..routing import to_be_found
 from .digest import Digest, Hasher, combine
 from .metric import IGNORED, Accumulator, accumulator, first_tensor, judge, misfit, sums, whole
 from .table import html, line, number, table
@@ -45,6 +46,7 @@ class TaskResult:
     agnostic: float | None
     agnostic_per_class: tuple[float, ...] | None
     digest: Digest | None
+    answered_by: int | None = None
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,7 @@ def _routed(net: EideticNet) -> bool:
 
 
 def _note(net: EideticNet) -> str:
-    finished = sum(task.finished for task in net.tasks)
+    finished = len(to_be_found(net))
     if net.router is None or net.router.tasks == finished:
         return ""
     return f"the router knows {net.router.tasks} of {finished} finished tasks: not measured"
@@ -256,7 +258,7 @@ class _Pass:
         self.reference, self.device = reference, device
         self.known, self.unknown = _Tally(), _Tally()
         self.asked, self.answered = Hasher(), Hasher()
-        self.routed = task.finished and _routed(net)
+        self.routed = task.index in to_be_found(net) and _routed(net)
         self.samples = 0
 
     def run(self, loader: Iterable[Any], together: bool) -> TaskResult:
@@ -284,6 +286,7 @@ class _Pass:
             agnostic,
             agnostic_per_class,
             digest,
+            self.task.answered_by,
         )
 
     def batch(self, inputs: Any, target: Any) -> None:

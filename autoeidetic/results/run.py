@@ -404,7 +404,7 @@ class Run:
             raise InputError(
                 f"'{self.directory}' holds a run with another configuration: "
                 f"{about.difference(stored['config'], self._about['config'])}",
-                remedy="choose another directory, or leave config= out to continue",
+                remedy="choose another directory, or the configuration it was begun with",
             )
         self._about = {name: stored[name] for name in ("date", "seeds", "config")}
         self._alone = {int(task): _number(value) for task, value in stored["alone"].items()}

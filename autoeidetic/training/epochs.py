@@ -21,6 +21,7 @@ from .progress import Bar
 if TYPE_CHECKING:
     from ..net import EideticNet
 
+TRAIN = "train"
 #: (network, batch) -> (loss, output, target): what one step computes.
 StepFunction = Callable[[nn.Module, Any], tuple[Tensor, Any, Any]]
 
@@ -60,21 +61,24 @@ class Passes:
         losses, batches = torch.zeros((), dtype=torch.float64), 0
         for batch in self._batches():
             loss = self._step(batch, phase, batches)
+            if phase == TRAIN and self.after_batch is not None:
+                self.after_batch()
             losses += loss.cpu()
             batches += 1
             self.bar.advance()
         sums = parallel.total(torch.stack([losses, torch.tensor(float(batches)).double()]))
-        if not batches:
-            raise InputError("the loader has no batches", remedy="pass one that has some")
+        self._check_read(batches)
+        parallel.same(self.net.backbone.buffers())  # running statistics of the last batch
         return float(sums[0] / sums[1]), self.metric.compute()
 
     def _step(self, batch: Any, phase: str, number: int) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
         with self._precision():
             loss, output, target = self.step_function(self.model, batch)
-        if not bool(torch.isfinite(loss.detach())):
+        bad = ~torch.isfinite(loss.detach())
+        if bool(parallel.total(bad.long())):  # in any of the processes, so that all stop
             raise NonFiniteError(
-                f"the loss is {float(loss.detach())} at batch {number} of a {phase} epoch of task "
+                f"the loss is infinite or NaN at batch {number} of a {phase} epoch of task "
                 f"{self.net.open_task}",
                 remedy="train with a lower learning rate, or pass clip=1.0",
             )
@@ -84,8 +88,6 @@ class Passes:
             nn.utils.clip_grad_norm_(self.net.parameters(), self.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        if self.after_batch is not None:
-            self.after_batch()
         with torch.no_grad():
             self.metric.update(output, target)
         return loss.detach().double()
@@ -105,15 +107,26 @@ class Passes:
         self.net.eval()
         self.metric.reset()
         self.bar.begin(phase, _length(self.loader))
+        batches = 0
         try:
             for batch in self._batches():
+                batches += 1
                 with self._precision():
                     _, output, target = self.step_function(self.net, batch)
                 self.metric.update(output, target)
                 self.bar.advance()
         finally:
             self.net.train(training)
+        self._check_read(batches)
         return self.metric.compute()
+
+    def _check_read(self, batches: int) -> None:
+        if not batches:
+            raise InputError(
+                "the loader gave no batches",
+                remedy="pass one that has some and can be read again and again, such as a "
+                "DataLoader or a list (a generator can be read once)",
+            )
 
     def score_data(self, batches: int) -> ScoreData:
         """A few batches for scores."""

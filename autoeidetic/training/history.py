@@ -29,7 +29,11 @@ class Epoch:
 
 @dataclass(frozen=True)
 class TaskHistory:
-    """All epochs of a task; ``kept`` rounds of pruning, and why it ended."""
+    """All epochs of a task, the rounds of pruning that were kept, and why it ended.
+
+    ``accuracy`` is the one on the training data of the network as it is left: in eval mode, or,
+    if it was not pruned, on the way through the last epoch.
+    """
 
     task: int
     epochs: tuple[Epoch, ...]

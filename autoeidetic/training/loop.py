@@ -24,7 +24,7 @@ from ..errors import CheckpointError, InputError, NonFiniteError, TaskError
 from ..results.metric import accumulator
 from . import state
 from .config import TrainConfig
-from .epochs import Passes, StepFunction, step_with
+from .epochs import TRAIN, Passes, StepFunction, step_with
 from .history import Epoch, TaskHistory
 from .progress import Bar, bar
 from .store import BEFORE, NOW, Directory, Memory
@@ -32,7 +32,7 @@ from .store import BEFORE, NOW, Directory, Memory
 if TYPE_CHECKING:
     from ..net import EideticNet
 
-TRAIN, PRUNE, RECOVER, DONE = "train", "prune", "recover", "done"
+PRUNE, RECOVER, DONE = "prune", "recover", "done"
 
 
 @dataclass
@@ -40,12 +40,13 @@ class Progress:
     """Where the loop is.
 
     ``best`` is the best accuracy: of the epochs while training, of looks in eval mode from then
-    on. ``since`` counts epochs without a better one; ``tries`` the epochs of recovery in this
-    round.
+    on; ``accuracy`` the one of the network as it is kept. ``since`` counts epochs without a better
+    one; ``tries`` the epochs of recovery in this round.
     """
 
     phase: str = TRAIN
     best: float = float("-inf")
+    accuracy: float = float("-inf")
     since: int = 0
     round: int = 0
     tries: int = 0
@@ -90,6 +91,7 @@ def train_task(
     if optimizer is None:
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     loader = _divided(loader)
+    device = next(net.parameters()).device
     with bar(net.tasks[-1].name, progress) as shown:
         loop = Loop(net, loader, optimizer, scheduler, scheduler_every, config, store, shown)
         loop.on_epoch = on_epoch
@@ -100,10 +102,10 @@ def train_task(
             step_function=step_function or step_with(loss or criterion),
             optimizer=optimizer,
             after_batch=scheduler.step if scheduler and scheduler_every == "batch" else None,
-            metric=accumulator(metric, device=next(net.parameters()).device),
+            metric=accumulator(metric, device=device),
             clip=config.clip,
             autocast=config.autocast,
-            scaler=torch.amp.GradScaler(enabled=config.autocast == "float16"),
+            scaler=torch.amp.GradScaler(device.type, enabled=config.autocast == "float16"),
             bar=shown,
         )
         return loop.run()
@@ -121,7 +123,7 @@ def _divided(loader: Any) -> Any:
     """A plain loader of which every process gets its part."""
     if parallel.count() == 1 or not isinstance(loader, DataLoader):
         return loader
-    if type(loader.sampler) not in (RandomSampler, SequentialSampler):
+    if loader.batch_size is None or not _takes_each_once(loader.sampler, loader.dataset):
         return loader
     shuffle = isinstance(loader.sampler, RandomSampler)
     sampler: DistributedSampler[Any] = DistributedSampler(loader.dataset, shuffle=shuffle)
@@ -135,7 +137,17 @@ def _divided(loader: Any) -> Any:
         drop_last=loader.drop_last,
         worker_init_fn=loader.worker_init_fn,
         persistent_workers=loader.persistent_workers,
+        prefetch_factor=loader.prefetch_factor,
+        timeout=loader.timeout,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
     )
+
+
+def _takes_each_once(sampler: Any, dataset: Any) -> bool:
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and len(sampler) == len(dataset)
+    return type(sampler) is SequentialSampler
 
 
 class Loop:
@@ -159,7 +171,7 @@ class Loop:
         self.scheduler, self.scheduler_every = scheduler, scheduler_every
         self.config, self.store, self.bar = config, store, shown
         self.progress = Progress()
-        self.rates = [group["lr"] for group in optimizer.param_groups]
+        self.rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
         self.began = int(net.owners.in_training.sum() + net.owners.pruned.sum())
 
     def run(self) -> TaskHistory:
@@ -191,11 +203,12 @@ class Loop:
         now = self.progress
         now.since = 0 if accuracy > now.best else now.since + 1
         now.best = max(now.best, accuracy)
+        now.accuracy = accuracy
         self._record(TRAIN, loss, accuracy)
         if self.scheduler is not None and self.scheduler_every == "epoch":
             _step_scheduler(self.scheduler, accuracy)
-        trained = len(now.epochs)
-        if now.since >= self.config.patience or trained == self.config.max_epochs:
+        enough = self.config.max_epochs is not None and len(now.epochs) >= self.config.max_epochs
+        if now.since >= self.config.patience or enough:
             self._start_pruning()
 
     def _start_pruning(self) -> None:
@@ -206,6 +219,7 @@ class Loop:
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * self.config.lr_factor
         now.phase, now.best = PRUNE, self.passes.look("look")
+        now.accuracy = now.best
 
     def _prune(self) -> None:
         """One more round; when it does no harm, the next one may follow."""
@@ -239,6 +253,7 @@ class Loop:
         now = self.progress
         if accuracy >= now.best - self.config.tolerance:
             now.best = max(now.best, accuracy)
+            now.accuracy = accuracy
             now.phase = PRUNE
             if now.round * self.config.step >= 1.0:
                 self._stop("nothing is left to prune")
@@ -250,6 +265,11 @@ class Loop:
     def _undo_round(self) -> None:
         now = self.progress
         before = self.store.get(BEFORE)
+        if before is None or before["progress"]["round"] != now.round - 1:
+            raise CheckpointError(
+                f"the state from before round {now.round} of pruning is missing",
+                remedy="delete the states of this task and train it again",
+            )
         epochs = now.epochs
         self.restore({**before, "random": state.of_random(self.loader)})
         self.progress.epochs = epochs
@@ -271,7 +291,11 @@ class Loop:
             "progress": self.progress.to_dict(),
             "config": self.config.to_dict(),
             "rates": self.rates,
+            "kinds": self._kinds(),
         }
+
+    def _kinds(self) -> list[str]:
+        return [type(part).__qualname__ for part in (self.optimizer, self.scheduler)]
 
     def restore(self, stored: dict[str, Any]) -> None:
         """Go on from a state.
@@ -280,6 +304,12 @@ class Loop:
             CheckpointError: it is of another network, or its optimizer is another one.
         """
         state.check_network(self.net, stored["network"])
+        if stored["kinds"] != self._kinds():
+            raise CheckpointError(
+                f"the stored optimizer and scheduler are {' and '.join(stored['kinds'])}, and not "
+                f"{' and '.join(self._kinds())}",
+                remedy="pass the optimizer and the scheduler that the run was started with",
+            )
         try:
             self.optimizer.load_state_dict(stored["optimizer"])
             if self.scheduler is not None and stored["scheduler"] is not None:
@@ -292,8 +322,23 @@ class Loop:
             ) from error
         state.to_network(self.net, stored["network"])
         state.to_random(stored["random"], self.loader)
-        self.rates = stored["rates"]
+        self._change_rates(stored["rates"])
         self.progress = Progress.from_dict(stored["progress"])
+
+    def _change_rates(self, stored: list[float]) -> None:
+        """Go on with the rates that the optimizer came with, when they are other ones now."""
+        factors = [
+            now / then if then else 1.0 for now, then in zip(self.rates, stored, strict=True)
+        ]
+        if all(factor == 1.0 for factor in factors):
+            return
+        for group, factor in zip(self.optimizer.param_groups, factors, strict=True):
+            for name in ("lr", "initial_lr"):
+                if name in group:
+                    group[name] *= factor
+        if hasattr(self.scheduler, "base_lrs"):
+            rates = zip(self.scheduler.base_lrs, factors, strict=True)
+            self.scheduler.base_lrs = [rate * factor for rate, factor in rates]
 
     def _undone(self, error: NonFiniteError) -> NonFiniteError:
         """Back to the last good state."""
@@ -350,7 +395,7 @@ class Loop:
         return TaskHistory(
             task=int(self.net.open_task or 0),
             epochs=tuple(now.epochs),
-            accuracy=now.best,
+            accuracy=now.accuracy,
             rounds=now.round,
             pruned=self._pruned(),
             free=free_share(self.net.blueprint, self.net.owners),

@@ -13,14 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from .. import archive, parallel
-from ..errors import CheckpointError
+from ..errors import CheckpointError, StorageWarning
 from .plain import pack, unpack
 
 NOW, BEFORE = "now", "before"
-
-
-class StorageWarning(UserWarning):
-    """A state could not be written: training goes on, and the last one that could stays."""
 
 
 class Memory:
@@ -43,7 +39,8 @@ class Directory:
     """Keeps files in a directory; only the first process writes.
 
     A write that fails is no reason to lose what was learned: the state stays in memory, there is
-    a warning, and the next one is tried again.
+    a warning, and the next one is tried again. The files always fit together: without the state
+    from before a round none of later ones is written.
 
     Raises:
         CheckpointError: the directory cannot be made or written to.
@@ -75,11 +72,10 @@ class Directory:
 
     def put(self, name: str, state: Any) -> None:
         if parallel.rank() == 0:
-            tensors: dict[str, Any] = {}
-            description = {"training": pack(state, tensors)}
             try:
-                archive.write(self.file(name), description, tensors)
-                self._unwritten.pop(name, None)
+                if name == NOW and BEFORE in self._unwritten:
+                    self._write(BEFORE, self._unwritten[BEFORE])
+                self._write(name, state)
             except CheckpointError as error:
                 self._unwritten[name] = copy.deepcopy(state)
                 warnings.warn(
@@ -89,6 +85,11 @@ class Directory:
                     stacklevel=2,
                 )
         parallel.wait()
+
+    def _write(self, name: str, state: Any) -> None:
+        tensors: dict[str, Any] = {}
+        archive.write(self.file(name), {"training": pack(state, tensors)}, tensors)
+        self._unwritten.pop(name, None)
 
     def get(self, name: str) -> Any:
         unwritten = parallel.first(self._unwritten.get(name))
@@ -108,7 +109,7 @@ class Directory:
             raise CheckpointError(f"'{file}' {error.fact}", remedy=error.remedy) from error
 
     def drop(self, name: str) -> None:
-        self._unwritten.pop(name, None)
-        if parallel.rank() == 0:
+        if parallel.rank() == 0 and NOW not in self._unwritten:
+            self._unwritten.pop(name, None)
             self.file(name).unlink(missing_ok=True)
         parallel.wait()
