@@ -49,7 +49,8 @@ for task in range(3):
         pruning="taylor",
         step=0.1,
         tolerance=0.01,
-        max_epochs=12,
+        max_epochs=40,
+        patience=40,
         recovery_epochs=2,
         progress=False,
     )
