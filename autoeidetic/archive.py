@@ -71,6 +71,25 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     Raises:
         CheckpointError: there is no such file, it is damaged, or it is something else.
     """
+    while True:
+        before = _identity(path)
+        try:
+            return _read(path)
+        except CheckpointError:
+            if _identity(path) == before:
+                raise  # else it was replaced meanwhile, so parts of two files were read
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Another one when the file was replaced."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if path.is_dir():
         raise CheckpointError("is a directory", remedy="pass the file that net.save wrote")
     try:

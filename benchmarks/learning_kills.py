@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -33,13 +32,16 @@ def measure(kills: int, seed: int) -> dict[str, Any]:
         while done < kills:
             before = _progress(disturbed)
             job = _start(disturbed)
-            _until_it_moves(job, disturbed, before)
-            time.sleep(moments.uniform(0, 1.5))
-            if job.poll() is not None:
+            try:
+                _until_it_moves(job, disturbed, before)
+                time.sleep(moments.uniform(0, 0.5))
+                before_kill = _progress(disturbed)
+            finally:
+                ended = job.poll() is not None
+                job.kill()
+                job.wait()
+            if ended:
                 break
-            before_kill = _progress(disturbed)
-            os.kill(job.pid, signal.SIGKILL)
-            job.wait()
             done += 1
             lost.append(max(0, before_kill - _progress(disturbed)))
         _start(disturbed).wait()

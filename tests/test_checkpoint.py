@@ -855,3 +855,24 @@ def test_strides_with_holes(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "net", {"autoeidetic": archive._canonical(outer)})
     with pytest.raises(CheckpointError, match="damaged"):
         archive.read(tmp_path / "net")
+
+
+def test_file_that_is_replaced_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of two files do not make a damaged one: the new one is read."""
+    path = tmp_path / "file"
+    archive.write(path, {"number": 0}, {"a": torch.zeros(3)})
+    digest, reads = archive._digest, []
+
+    def torn(content: Any, stored: Any) -> str:
+        reads.append(content)
+        if len(reads) > 1:
+            return digest(content, stored)
+        archive.write(path, {"number": 1}, {"a": torch.ones(3)})
+        return "of a mixture"
+
+    monkeypatch.setattr(archive, "_digest", torn)
+    description, tensors = archive.read(path)
+    assert description == {"number": 1}
+    assert (tensors["a"] == 1).all()
