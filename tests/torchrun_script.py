@@ -1,7 +1,7 @@
 """A user's program: three tasks of digits. It is the same for one process and for several.
 
-    python torchrun_script.py DIRECTORY
-    torchrun --nproc-per-node 2 torchrun_script.py DIRECTORY
+python torchrun_script.py DIRECTORY
+torchrun --nproc-per-node 2 torchrun_script.py DIRECTORY
 """
 
 from __future__ import annotations
@@ -17,43 +17,48 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import autoeidetic
 
-directory = Path(sys.argv[1])
-digits = datasets.load_digits()
-x = torch.tensor(digits.images, dtype=torch.float32).flatten(1) / 16
-y = torch.tensor(digits.target)
 
-model = nn.Sequential(
-    nn.Linear(64, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Linear(40, 40), nn.LayerNorm(40),
-    nn.ReLU(), nn.Linear(40, 2),
-)  # fmt: skip
-net = autoeidetic.convert(model, x[:4])
-said = {}
-for task in range(3):
-    rows = (y // 2 == task).nonzero()[:200, 0]
-    loader = DataLoader(TensorDataset(x[rows], y[rows] % 2), batch_size=20, shuffle=True)
-    net.prepare_for_task(task, num_classes=2)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.5)
-    history = net.train_task(
-        loader,
-        optimizer=optimizer,
-        pruning="taylor",
-        step=0.2,
-        tolerance=0.02,
-        max_epochs=5,
-        recovery_epochs=1,
-        checkpoint=directory,
-        prune=task < 2,
-    )
-    net.finish_task()
+def main(directory: Path) -> None:
+    digits = datasets.load_digits()
+    x = torch.tensor(digits.images, dtype=torch.float32).flatten(1) / 16
+    y = torch.tensor(digits.target)
+
+    model = nn.Sequential(
+        nn.Linear(64, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Linear(40, 40), nn.LayerNorm(40),
+        nn.ReLU(), nn.Linear(40, 2),
+    )  # fmt: skip
+    net = autoeidetic.convert(model, x[:4])
+    said = {}
+    for task in range(3):
+        rows = (y // 2 == task).nonzero()[:200, 0]
+        loader = DataLoader(TensorDataset(x[rows], y[rows] % 2), batch_size=20, shuffle=True)
+        net.prepare_for_task(task, num_classes=2)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.5)
+        history = net.train_task(
+            loader,
+            optimizer=optimizer,
+            pruning="taylor",
+            step=0.2,
+            tolerance=0.02,
+            max_epochs=5,
+            recovery_epochs=1,
+            checkpoint=directory,
+            prune=task < 2,
+        )
+        net.finish_task()
+        with torch.no_grad():
+            said[task] = net.eval()(x, task=task)
+
     with torch.no_grad():
-        said[task] = net.eval()(x, task=task)
+        unmoved = all(torch.equal(net(x, task=task), before) for task, before in said.items())
+    result = {
+        "values": dict(net.state_dict()),
+        "owners": torch.from_numpy(net.owners.task),
+        "unmoved": unmoved and net.verify(x).ok,
+        "accuracy": history.accuracy,
+    }
+    torch.save(result, directory / f"rank-{os.environ.get('RANK', 'alone')}.pt")
 
-with torch.no_grad():
-    unmoved = all(torch.equal(net(x, task=task), before) for task, before in said.items())
-result = {
-    "values": dict(net.state_dict()),
-    "owners": torch.from_numpy(net.owners.task),
-    "unmoved": unmoved and net.verify(x).ok,
-    "accuracy": history.accuracy,
-}
-torch.save(result, directory / f"rank-{os.environ.get('RANK', 'alone')}.pt")
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
