@@ -14,7 +14,7 @@ maxvit_t mnasnet0_5 mobilenet_v2 mobilenet_v3_small regnet_x_400mf resnet18 resn
 shufflenet_v2_x0_5 squeezenet1_0 swin_t swin_v2_t vgg11 vgg11_bn vit_b_16 wide_resnet50_2
 """.split()
 
-SMALL = (96, 128)  # tried before a model's own size, for speed
+SMALL = (96, 128, 112)  # tried before a model's own size, for speed
 BATCH = 2
 CLASSES = 10
 
