@@ -59,7 +59,7 @@ def criterion(output: Any, target: Tensor) -> Tensor:
     Raises:
         InputError: the target fits neither.
     """
-    logits = first_tensor(output)
+    logits = first_tensor(output, "output", "pass step_function=")
     if not target.is_floating_point() and target.shape == logits.shape[:1] + logits.shape[2:]:
         return F.cross_entropy(logits, target.long())
     if target.dtype == torch.bool and target.shape == logits.shape:
@@ -74,12 +74,26 @@ def criterion(output: Any, target: Tensor) -> Tensor:
     )
 
 
-def first_tensor(output: Any) -> Tensor:
-    """The first tensor in a structure."""
-    for leaf in pytree.tree_leaves(output):
+def first_tensor(value: Any, what: str, remedy: str) -> Tensor:
+    """The first tensor in a structure.
+
+    Raises:
+        InputError: there is none.
+    """
+    for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, Tensor):
             return leaf
-    raise InputError("the network's output has no tensor in it", remedy="pass step_function=")
+    raise InputError(
+        f"the {what} is a {type(value).__qualname__} without a tensor in it", remedy=remedy
+    )
+
+
+def length(loader: Any) -> int | None:
+    """How many batches a loader has; None when it does not tell."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
 
 
 def default_loss(net: EideticNet, batch: Any) -> Tensor:

@@ -14,7 +14,7 @@ from . import parallel
 from .errors import InputError
 from .net import EideticNet
 from .results import Run, evaluate
-from .training import TrainConfig
+from .training import TrainConfig, default_optimizer
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def learn(
     directory = Path(directory)
     known = {name: options.pop(name) for name in list(options) if name in _SETTINGS}
     config = (config or TrainConfig()).with_(**known)
-    optimizer = optimizer or _adamw
+    optimizer = optimizer or default_optimizer
     run = Run(directory, config=config.to_dict())
     tests = [lesson.test for lesson in lessons]
     for task, lesson in enumerate(lessons):
@@ -130,10 +130,6 @@ def learn(
         evaluation = evaluate(net, tests, metric=metric)
         run.after_task(task, evaluation, net.capacity(), seconds=perf_counter() - began)
     return run
-
-
-def _adamw(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=1e-3)
 
 
 _SETTINGS = frozenset(TrainConfig().to_dict())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import heads, routing
+from . import heads, routing, training
 from .answering import Answering, Task, device_of
 from .batches import default_loss
 from .blueprint import HeadPlan
@@ -20,8 +20,6 @@ from .owners import FREE, Owners
 from .prune import choose
 from .score import Loss, ScoreData, class_scores, named
 from .snapshot import Snapshot
-from .training import Epoch, TaskHistory, TrainConfig, train_task
-from .training.epochs import StepFunction
 from .verify import Verification, verify
 
 
@@ -277,83 +275,8 @@ class EideticNet(Answering):
         self._level_computed_weights()
         self._settle(freeze=False)
 
-    def train_task(
-        self,
-        loader: Iterable[Any],
-        *,
-        optimizer: torch.optim.Optimizer | None = None,
-        loss: Callable[[Any, Any], Tensor] | None = None,
-        metric: Any = None,
-        scheduler: Any = None,
-        scheduler_every: str = "epoch",
-        step_function: StepFunction | None = None,
-        checkpoint: Any = None,
-        progress: bool = True,
-        on_epoch: Callable[[Epoch], None] | None = None,
-        config: TrainConfig | None = None,
-        **settings: Any,
-    ) -> TaskHistory:
-        """Train the open task, prune it as far as it goes, and leave it ready to be finished.
-
-        Train until the training accuracy has not risen for ``patience`` epochs. Then prune in
-        rounds: give up ``step`` of each group's units; when the accuracy on the training data is
-        more than ``tolerance`` below the best, train for at most ``recovery_epochs``; when that
-        does not bring it back, undo the round and stop.
-
-        Args:
-            loader: batches (inputs, targets); inputs are a tensor, a tuple or a dict.
-            optimizer: of ``net.parameters()``; by default AdamW with a rate of 0.001.
-            loss: of (output, target); by default cross entropy, or binary cross entropy for
-                targets that are real numbers.
-            metric: what counts as accuracy, higher is better: a function of (output, target) or
-                an object with ``update``, ``compute`` and ``reset`` (torchmetrics).
-            scheduler: of learning rates, stepped ``scheduler_every`` "epoch" or "batch" while
-                training; not while pruning.
-            step_function: (network, batch) -> (loss, output, target), instead of the above.
-            checkpoint: a directory that the state is kept in after every epoch. The same call
-                goes on from there after the program was killed, with the same result.
-            progress: show a bar.
-            on_epoch: called with a record of each epoch.
-            config: settings in one object.
-            settings: of :class:`~autoeidetic.TrainConfig`, instead of or on top of ``config``:
-                pruning, step, tolerance, patience, recovery_epochs, max_epochs, lr_factor,
-                prune, clip, autocast, score_batches.
-
-        Several processes launched by ``torchrun`` train it together.
-
-        Example:
-            >>> import torch, autoeidetic
-            >>> from torch import nn
-            >>> model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
-            >>> net = autoeidetic.convert(model, torch.randn(2, 4))
-            >>> net.prepare_for_task(0, num_classes=2)
-            >>> x = torch.randn(64, 4)
-            >>> history = net.train_task([(x, (x[:, 0] > 0).long())], max_epochs=20, progress=False)
-            >>> net.finish_task()
-            >>> history.task
-            0
-
-        Raises:
-            TaskError: no task is open.
-            NonFiniteError: the loss or a value became infinite or NaN; the network is back where
-                it was after the last good epoch.
-            CheckpointError: the directory cannot be written to, or is of another network.
-        """
-        return train_task(
-            self,
-            loader,
-            optimizer=optimizer,
-            loss=loss,
-            metric=metric,
-            scheduler=scheduler,
-            scheduler_every=scheduler_every,
-            step_function=step_function,
-            checkpoint=checkpoint,
-            progress=progress,
-            on_epoch=on_epoch,
-            config=config,
-            **settings,
-        )
+    #: The loop of the method: see :func:`autoeidetic.training.train_task`.
+    train_task = training.train_task
 
     @torch.no_grad()
     def _level_computed_weights(self) -> None:

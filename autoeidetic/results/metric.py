@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, distributed
-from torch.utils import _pytree as pytree
+from torch import Tensor
 
-from .. import parallel
+from .. import batches, parallel
 from ..errors import InputError
 
 #: Targets of this value are left out, as in ``torch.nn.functional.cross_entropy``.
@@ -145,10 +144,7 @@ class Delegate:
 
 def sums(tensor: Tensor, together: bool) -> Tensor:
     """Sums over all processes, on the CPU."""
-    if not together or parallel.count() == 1:
-        return tensor.cpu()
-    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
-    return parallel.total(tensor.to(device)).cpu()
+    return (parallel.total(tensor) if together else tensor).cpu()
 
 
 # -- accuracy -------------------------------------------------------------------------------------
@@ -238,11 +234,5 @@ def whole(target: Tensor) -> bool:
 
 
 def first_tensor(value: Any, what: str) -> Tensor:
-    """The first tensor in a structure."""
-    for leaf in pytree.tree_leaves(value):
-        if isinstance(leaf, Tensor):
-            return leaf
-    raise InputError(
-        f"the {what} is a {type(value).__qualname__} without a tensor in it",
-        remedy="pass metric=, a function of (output, target)",
-    )
+    """The tensor that counts."""
+    return batches.first_tensor(value, what, "pass metric=, a function of (output, target)")

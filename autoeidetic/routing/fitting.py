@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
+from ..batches import length, to_device
 from ..errors import InputError, NonFiniteError, TaskError
 from .base import Examples, Router, Settings, make
 from .features import View, looking, observe, to_be_found, view
@@ -82,7 +82,7 @@ def _read(
     settings: Settings,
 ) -> list[Examples]:
     """What the router sees of every task's data, in memory."""
-    lengths = [_length(loader) for loader in loaders]
+    lengths = [length(loader) for loader in loaders]
     total = sum(n for n in lengths if n is not None) if None not in lengths else None
     bar = tqdm(
         total=total,
@@ -152,7 +152,7 @@ def _parts(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str,
                 "a tuple of positional or a dict of keyword arguments",
             )
         batch, labels = batch[0], batch[1] if len(batch) == 2 else None
-    batch = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
+    batch = to_device(batch, device)
     if isinstance(batch, Mapping):
         return (), dict(batch), labels
     return (tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)), {}, labels
@@ -163,10 +163,3 @@ def _labels(labels: Any, rows: int) -> Tensor | None:
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.shape != (rows,):
         return None
     return labels.detach().cpu().long()
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:
-        return None

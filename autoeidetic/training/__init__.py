@@ -2,6 +2,6 @@
 
 from .config import TrainConfig
 from .history import Epoch, TaskHistory
-from .loop import train_task
+from .loop import default_optimizer, train_task
 
-__all__ = ["Epoch", "TaskHistory", "TrainConfig", "train_task"]
+__all__ = ["Epoch", "TaskHistory", "TrainConfig", "default_optimizer", "train_task"]

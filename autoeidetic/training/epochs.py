@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import parallel
-from ..batches import call, split, to_device
+from ..batches import call, length, split, to_device
 from ..errors import InputError, NonFiniteError
 from ..results.metric import Accumulator
 from ..score import ScoreData
@@ -57,7 +57,7 @@ class Passes:
         self.net.train()
         self._new_order(epoch)
         self.metric.reset()
-        self.bar.begin(phase, _length(self.loader))
+        self.bar.begin(phase, length(self.loader))
         losses, batches = torch.zeros((), dtype=torch.float64), 0
         for batch in self._batches():
             loss = self._step(batch, phase, batches)
@@ -106,7 +106,7 @@ class Passes:
         training = self.net.training
         self.net.eval()
         self.metric.reset()
-        self.bar.begin(phase, _length(self.loader))
+        self.bar.begin(phase, length(self.loader))
         batches = 0
         try:
             for batch in self._batches():
@@ -158,10 +158,3 @@ def step_with(loss: Callable[[Any, Any], Tensor]) -> StepFunction:
         return loss(output, target), output, target
 
     return step
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:
-        return None

@@ -26,7 +26,7 @@ from . import state
 from .config import TrainConfig
 from .epochs import TRAIN, Passes, StepFunction, step_with
 from .history import Epoch, TaskHistory
-from .progress import Bar, bar
+from .progress import bar
 from .store import BEFORE, NOW, Directory, Memory
 
 if TYPE_CHECKING:
@@ -77,7 +77,52 @@ def train_task(
     config: TrainConfig | None = None,
     **settings: Any,
 ) -> TaskHistory:
-    """See :meth:`autoeidetic.EideticNet.train_task`."""
+    """Train the open task, prune it as far as it goes, and leave it ready to be finished.
+
+    Train until the training accuracy has not risen for ``patience`` epochs. Then prune in
+    rounds: give up ``step`` of each group's units; when the accuracy on the training data is
+    more than ``tolerance`` below the best, train for at most ``recovery_epochs``; when that
+    does not bring it back, undo the round and stop.
+
+    Args:
+        loader: batches (inputs, targets); inputs are a tensor, a tuple or a dict.
+        optimizer: of ``net.parameters()``; by default AdamW with a rate of 0.001.
+        loss: of (output, target); by default cross entropy, or binary cross entropy for
+            targets that are real numbers.
+        metric: what counts as accuracy, higher is better: a function of (output, target) or
+            an object with ``update``, ``compute`` and ``reset`` (torchmetrics).
+        scheduler: of learning rates, stepped ``scheduler_every`` "epoch" or "batch" while
+            training; not while pruning.
+        step_function: (network, batch) -> (loss, output, target), instead of the above.
+        checkpoint: a directory that the state is kept in after every epoch. The same call
+            goes on from there after the program was killed, with the same result.
+        progress: show a bar.
+        on_epoch: called with a record of each epoch.
+        config: settings in one object.
+        settings: of :class:`~autoeidetic.TrainConfig`, instead of or on top of ``config``:
+            pruning, step, tolerance, patience, recovery_epochs, max_epochs, lr_factor,
+            prune, clip, autocast, score_batches.
+
+    Several processes launched by ``torchrun`` train it together.
+
+    Example:
+        >>> import torch, autoeidetic
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
+        >>> net = autoeidetic.convert(model, torch.randn(2, 4))
+        >>> net.prepare_for_task(0, num_classes=2)
+        >>> x = torch.randn(64, 4)
+        >>> history = net.train_task([(x, (x[:, 0] > 0).long())], max_epochs=20, progress=False)
+        >>> net.finish_task()
+        >>> history.task
+        0
+
+    Raises:
+        TaskError: no task is open.
+        NonFiniteError: the loss or a value became infinite or NaN; the network is back where
+            it was after the last good epoch.
+        CheckpointError: the directory cannot be written to, or is of another network.
+    """
     if net.open_task is None:
         raise TaskError(
             "train_task() without an open task",
@@ -89,13 +134,11 @@ def train_task(
     parallel.start()
     store = Memory() if checkpoint is None else Directory(checkpoint, net.open_task)
     if optimizer is None:
-        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+        optimizer = default_optimizer(net.parameters())
     loader = _divided(loader)
     device = next(net.parameters()).device
     with bar(net.tasks[-1].name, progress) as shown:
-        loop = Loop(net, loader, optimizer, scheduler, scheduler_every, config, store, shown)
-        loop.on_epoch = on_epoch
-        loop.passes = Passes(
+        passes = Passes(
             net=net,
             model=_distributed(net),
             loader=loader,
@@ -108,14 +151,18 @@ def train_task(
             scaler=torch.amp.GradScaler(device.type, enabled=config.autocast == "float16"),
             bar=shown,
         )
-        return loop.run()
+        return Loop(passes, scheduler, scheduler_every, config, store, on_epoch).run()
+
+
+def default_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """AdamW with a rate of 0.001."""
+    return torch.optim.AdamW(parameters, lr=1e-3)
 
 
 def _distributed(net: EideticNet) -> nn.Module:
     if parallel.count() == 1:
         return net
-    task = net.tasks[-1]
-    net._tasks[-1] = parallel.first(task)  # the seed that rollback() draws from again
+    net._tasks[-1] = parallel.first(net.tasks[-1])  # the seed that rollback() draws from again
     return nn.parallel.DistributedDataParallel(net, find_unused_parameters=True)
 
 
@@ -153,26 +200,23 @@ def _takes_each_once(sampler: Any, dataset: Any) -> bool:
 class Loop:
     """One task on its way through the phases."""
 
-    passes: Passes
-    on_epoch: Callable[[Epoch], None] | None = None
-
     def __init__(
         self,
-        net: EideticNet,
-        loader: Iterable[Any],
-        optimizer: torch.optim.Optimizer,
+        passes: Passes,
         scheduler: Any,
         scheduler_every: str,
         config: TrainConfig,
         store: Memory | Directory,
-        shown: Bar,
+        on_epoch: Callable[[Epoch], None] | None,
     ) -> None:
-        self.net, self.loader, self.optimizer = net, loader, optimizer
+        self.passes, self.net = passes, passes.net
+        self.optimizer, self.loader = passes.optimizer, passes.loader
         self.scheduler, self.scheduler_every = scheduler, scheduler_every
-        self.config, self.store, self.bar = config, store, shown
+        self.config, self.store, self.on_epoch = config, store, on_epoch
         self.progress = Progress()
-        self.rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
-        self.began = int(net.owners.in_training.sum() + net.owners.pruned.sum())
+        self.rates = [group.get("initial_lr", group["lr"]) for group in self.optimizer.param_groups]
+        owners = self.net.owners
+        self.began = int(owners.in_training.sum() + owners.pruned.sum())
 
     def run(self) -> TaskHistory:
         """To the end, from where an earlier run stopped."""
@@ -228,7 +272,8 @@ class Loop:
         self.store.put(BEFORE, self.state())
         before = int(self.net.owners.pruned.sum())
         share = min((now.round + 1) * self.config.step, 1.0)
-        self.net._prune(share, self.config.pruning, self._score_data(), since_start=True)
+        data = self.passes.score_data(self.config.score_batches)
+        self.net._prune(share, self.config.pruning, data, since_start=True)
         now.round += 1
         now.tries = 0
         if int(self.net.owners.pruned.sum()) == before:
@@ -289,7 +334,6 @@ class Loop:
             "scaler": self.passes.scaler.state_dict(),
             "random": state.of_random(self.loader),
             "progress": self.progress.to_dict(),
-            "config": self.config.to_dict(),
             "rates": self.rates,
             "kinds": self._kinds(),
         }
@@ -359,9 +403,6 @@ class Loop:
 
     # -- records -------------------------------------------------------------------------------
 
-    def _score_data(self) -> Any:
-        return self.passes.score_data(self.config.score_batches)
-
     def _clock(self) -> None:
         self._started = perf_counter()
 
@@ -379,7 +420,7 @@ class Loop:
             seconds=perf_counter() - self._started,
         )
         self.progress.epochs.append(epoch)
-        self.bar.tell(
+        self.passes.bar.tell(
             accuracy=f"{accuracy:.2%}",
             pruned=f"{epoch.pruned:.0%}",
             free=f"{epoch.free:.0%}",

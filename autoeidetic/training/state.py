@@ -27,7 +27,6 @@ def of_network(net: EideticNet) -> dict[str, Any]:
     """What the open task may change."""
     return {
         "task": net.tasks[-1].index,
-        "name": net.tasks[-1].name,
         "seed": net.tasks[-1].seed,
         "classes": dict(net.tasks[-1].classes),
         "pruned": torch.from_numpy(net.owners.pruned.copy()),
