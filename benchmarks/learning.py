@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -199,23 +200,25 @@ def routed(net: autoeidetic.EideticNet, tasks: Sequence[data.TaskData]) -> Recor
 
 
 def cifar(options: argparse.Namespace) -> Record:
-    """Split CIFAR-100 next to fine-tuning, separate networks and a frozen backbone."""
+    """Split CIFAR-100 next to fine-tuning, separate networks and a frozen backbone.
+
+    Every method may train ``--epochs`` on a task. Ours spends some of them on pruning: the rounds
+    with an epoch of recovery each, and the epochs in which the pruned network settles.
+    """
     tasks = data.split_cifar100(directory=options.data_directory)[: options.tasks]
     build = getattr(models, options.model)
+    rounds = math.ceil(1 / options.step)
+    training = options.epochs - rounds - options.settle_epochs
     budget = baselines.Budget(
         epochs=options.epochs,
         batch_size=64,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.05),
+        optimizer=lambda parameters: torch.optim.AdamW(
+            parameters, lr=options.lr, weight_decay=0.05, fused=True
+        ),
         schedule=lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, options.epochs),
         transform=data.crop_and_flip,
         seed=options.seed,
     )
-    others = {}
-    for make in (baselines.separate, baselines.finetune, baselines.frozen):
-        outcome = _kept(
-            options, f"cifar-{options.model}-{make.__name__}", make, build, tasks, budget
-        )
-        others[outcome["name"]] = outcome
     _, _, ours = learned(
         options,
         f"cifar-{options.model}-{options.pruning}",
@@ -223,16 +226,24 @@ def cifar(options: argparse.Namespace) -> Record:
         tasks,
         budget.batch_size,
         budget.optimizer,
-        scheduler=budget.schedule,
+        scheduler=lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(
+            opt, training, eta_min=options.lr_factor * options.lr
+        ),
         transform=budget.transform,
         pruning=options.pruning,
         step=options.step,
         tolerance=options.tolerance,
-        lr_factor=0.3,
-        patience=options.epochs,
-        max_epochs=options.epochs,
-        recovery_epochs=options.recovery_epochs,
+        lr_factor=options.lr_factor,
+        patience=training,
+        max_epochs=training,
+        recovery_epochs=1,
+        settle_epochs=options.settle_epochs,
+        on_full="reuse",
     )
+    others = {}
+    for make in (baselines.separate, baselines.frozen, baselines.finetune):
+        outcome = _kept(options, make, build, tasks, budget)
+        others[outcome["name"]] = outcome
     reached = others["separate networks"]["accuracy"][-1]
     gap = sum(reached) / len(reached) - ours["average"]
     passed = bool(ours["bitwise"]["ok"]) and gap <= 0.03
@@ -246,12 +257,17 @@ def cifar(options: argparse.Namespace) -> Record:
 
 
 def _kept(
-    options: argparse.Namespace, name: str, make: Any, build: Any, tasks: Any, budget: Any
+    options: argparse.Namespace,
+    make: Any,
+    build: Any,
+    tasks: Any,
+    budget: baselines.Budget,
 ) -> Record:
     """A baseline, or what an earlier call found."""
-    file = options.into / f"{name}-{budget.epochs}-seed{budget.seed}.json"
+    run = f"cifar-{options.model}-{len(tasks)}-{budget.epochs}-{options.lr}-seed{budget.seed}"
+    file = options.into / f"{run}-{make.__name__}.json"
     if not file.exists():
-        outcome = make(build, tasks, budget)
+        outcome = make(build, tasks, budget, options.into / f"{run}-task0.pt")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(vars(outcome)))
     return json.loads(file.read_text())
@@ -314,11 +330,13 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "cifar": {
         "--model": {"default": "resnet18_slim", "help": "a function of learning_models.py"},
         "--tasks": {"type": int, "default": 5},
-        "--epochs": {"type": int, "default": 30},
+        "--epochs": {"type": int, "default": 14, "help": "of each task, for every method"},
+        "--lr": {"type": float, "default": 1e-3},
         "--pruning": _PRUNING,
-        "--step": {"type": float, "default": 0.1},
-        "--tolerance": {"type": float, "default": 0.02},
-        "--recovery-epochs": {"type": int, "default": 2},
+        "--step": {"type": float, "default": 0.2},
+        "--tolerance": {"type": float, "default": 0.1},
+        "--lr-factor": {"type": float, "default": 0.3},
+        "--settle-epochs": {"type": int, "default": 3},
     },
     "pretrained": {
         "--size": {"type": int, "default": 224},

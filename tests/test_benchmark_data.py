@@ -417,17 +417,20 @@ def budget(epochs: int = 1, seed: int = 0) -> baselines.Budget:
 
 
 @pytest.mark.parametrize("run", [baselines.finetune, baselines.frozen, baselines.separate])
-def test_baselines_learn_the_task_at_hand(run: Any, digits: list[TaskData]) -> None:
-    outcome = run(perceptron, digits, budget())
+def test_baselines_learn_the_task_at_hand(
+    run: Any, digits: list[TaskData], tmp_path: Path
+) -> None:
+    outcome = run(perceptron, digits, budget(), tmp_path / "task0.pt")
     assert [len(row) for row in outcome.accuracy] == [1, 2, 3]
     assert all(row[-1] > 0.8 for row in outcome.accuracy), outcome
     assert outcome.seconds > 0
     random_state = torch.get_rng_state()
-    assert run(perceptron, digits, budget()).accuracy == outcome.accuracy
+    again = run(perceptron, digits, budget(), tmp_path / "task0.pt")  # task 0 from its file
+    assert again.accuracy == outcome.accuracy
     assert torch.equal(torch.get_rng_state(), random_state)
 
 
-def test_fine_tuning_forgets(all_digits: Examples) -> None:
+def test_fine_tuning_forgets(all_digits: Examples, tmp_path: Path) -> None:
     """The same digits with their pixels in other orders, in a narrow network."""
 
     def narrow() -> nn.Module:
@@ -436,13 +439,15 @@ def test_fine_tuning_forgets(all_digits: Examples) -> None:
     x, y = all_digits
     permuted = [Examples(x[:, torch.randperm(64)], y) for _ in range(3)]
     tasks = [task_of(f"order {number}", 10, each) for number, each in enumerate(permuted)]
-    rows = baselines.finetune(narrow, tasks, budget(epochs=5)).accuracy
+    rows = baselines.finetune(narrow, tasks, budget(epochs=5), tmp_path / "0.pt").accuracy
     assert rows[2][0] < rows[0][0] - 0.2, rows
 
 
 @pytest.mark.parametrize("run", [baselines.frozen, baselines.separate])
-def test_what_is_frozen_or_separate_stays(run: Any, digits: list[TaskData]) -> None:
-    rows = run(perceptron, digits, budget()).accuracy
+def test_what_is_frozen_or_separate_stays(
+    run: Any, digits: list[TaskData], tmp_path: Path
+) -> None:
+    rows = run(perceptron, digits, budget(), tmp_path / "task0.pt").accuracy
     for earlier, later in itertools.pairwise(rows):
         assert later[:-1] == earlier
 

@@ -166,6 +166,17 @@ def test_learning_rate_while_pruning() -> None:
     assert set(rates["prune"]) == {0.0025}
 
 
+def test_settling() -> None:
+    """After the last round, undone or not: epochs with falling rates that prune nothing."""
+    history = run(network(), 0, step=0.3, tolerance=0.0, recovery_epochs=1, settle_epochs=4)
+    settled = [epoch for epoch in history.epochs if epoch.phase == "settle"]
+    assert list(history.epochs[-4:]) == settled
+    assert [epoch.lr for epoch in settled] == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
+    assert {epoch.pruned for epoch in settled} == {history.pruned}
+    unpruned = run(network(), 0, prune=False, settle_epochs=2)
+    assert [epoch.phase for epoch in unpruned.epochs][-3:] == ["train", "settle", "settle"]
+
+
 def test_scheduler_of_batches_rests_while_pruning() -> None:
     """One cycle over the batches of training, and not one step more."""
     net = network()
@@ -307,7 +318,7 @@ def life(directory: Path | None, stop_after: int | None = None) -> dict[str, Any
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
         net.train_task(
             loader(task), optimizer=optimizer, scheduler=scheduler, checkpoint=directory,
-            on_epoch=count, **{**SHORT, "max_epochs": 3, "step": 0.3},
+            on_epoch=count, **{**SHORT, "max_epochs": 3, "step": 0.3, "settle_epochs": 2},
         )  # fmt: skip
     net.finish_task()
     return lives.state(net) | {"owners": torch.from_numpy(net.owners.task), "next": torch.rand(3)}

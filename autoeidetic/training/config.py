@@ -15,6 +15,7 @@ _RULES: dict[str, tuple[str, Any]] = {
     "tolerance": ("0 or more", lambda v: v >= 0),
     "patience": ("at least 1", lambda v: v >= 1),
     "recovery_epochs": ("0 or more", lambda v: v >= 0),
+    "settle_epochs": ("0 or more", lambda v: v >= 0),
     "max_epochs": ("None or at least 1", lambda v: v is None or v >= 1),
     "lr_factor": ("above 0", lambda v: v > 0),
     "clip": ("None or above 0", lambda v: v is None or v > 0),
@@ -36,6 +37,7 @@ class TrainConfig:
         tolerance: how far training accuracy may stay below the best one.
         patience: training ends after so many epochs without a better accuracy.
         recovery_epochs: epochs that a round of pruning has to get back within the tolerance.
+        settle_epochs: epochs at the end, after all pruning, with rates that fall to zero.
         max_epochs: training ends after so many epochs at the latest.
         lr_factor: learning rates while pruning, as a factor of those the optimizer came with.
         prune: False for a last task that may keep everything.
@@ -54,6 +56,7 @@ class TrainConfig:
     tolerance: float = 0.001
     patience: int = 10
     recovery_epochs: int = 5
+    settle_epochs: int = 0
     max_epochs: int | None = None
     lr_factor: float = 1.0
     prune: bool = True

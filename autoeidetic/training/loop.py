@@ -1,7 +1,8 @@
 """Loop: train a task, prune it round by round, leave it ready to be finished.
 
 A task goes through the phases *train* (until patience runs out), *prune* (a round of pruning and
-a look at the accuracy), *recover* (epochs of training that bring the accuracy back) and *done*.
+a look at the accuracy), *recover* (epochs of training that bring the accuracy back), *settle*
+(epochs with falling rates at the end) and *done*.
 All that decides how it goes on is in :class:`Progress` and in the states of
 :mod:`~autoeidetic.training.state`; it is stored after every pass over the data.
 """
@@ -32,7 +33,7 @@ from .store import BEFORE, NOW, Directory, Memory
 if TYPE_CHECKING:
     from ..net import EideticNet
 
-PRUNE, RECOVER, DONE = "prune", "recover", "done"
+PRUNE, RECOVER, SETTLE, DONE = "prune", "recover", "settle", "done"
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Progress:
 
     ``best`` is the best accuracy: of the epochs while training, of looks in eval mode from then
     on; ``accuracy`` the one of the network as it is kept. ``since`` counts epochs without a better
-    one; ``tries`` the epochs of recovery in this round.
+    one; ``tries`` the epochs of recovery in this round, or of settling.
     """
 
     phase: str = TRAIN
@@ -100,8 +101,8 @@ def train_task(
         on_epoch: called with a record of each epoch.
         config: settings in one object.
         settings: of :class:`~autoeidetic.TrainConfig`, instead of or on top of ``config``:
-            pruning, step, tolerance, patience, recovery_epochs, max_epochs, lr_factor,
-            prune, clip, autocast, score_batches.
+            pruning, step, tolerance, patience, recovery_epochs, settle_epochs, max_epochs,
+            lr_factor, prune, clip, autocast, score_batches.
 
     Several processes launched by ``torchrun`` train it together.
 
@@ -236,7 +237,12 @@ class Loop:
 
     def advance(self) -> None:
         """One pass over the data, and what follows from it."""
-        {TRAIN: self._train, PRUNE: self._prune, RECOVER: self._recover}[self.progress.phase]()
+        {
+            TRAIN: self._train,
+            PRUNE: self._prune,
+            RECOVER: self._recover,
+            SETTLE: self._settle,
+        }[self.progress.phase]()
 
     # -- phases --------------------------------------------------------------------------------
 
@@ -258,10 +264,8 @@ class Loop:
     def _start_pruning(self) -> None:
         now = self.progress
         if not self.config.prune:
-            now.phase, now.reason = DONE, "not pruned"
-            return
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = rate * self.config.lr_factor
+            return self._stop("not pruned")
+        self._set_rates(self.config.lr_factor)
         now.phase, now.best = PRUNE, self.passes.look("look")
         now.accuracy = now.best
 
@@ -321,7 +325,26 @@ class Loop:
         self._stop(f"round {self.progress.round + 1} cost more than the tolerance, and was undone")
 
     def _stop(self, reason: str) -> None:
-        self.progress.phase, self.progress.reason = DONE, reason
+        now = self.progress
+        now.phase, now.reason, now.tries = SETTLE, reason, 0
+        if self.config.settle_epochs == 0:
+            now.phase = DONE
+
+    def _settle(self) -> None:
+        """An epoch at a lower rate than the one before; the last one is near zero."""
+        self._clock()
+        now, number = self.progress, self.config.settle_epochs
+        self._set_rates(self.config.lr_factor * (1 - now.tries / number))
+        loss, now.accuracy = self.passes.train(SETTLE, len(now.epochs))
+        self._check_values()
+        now.tries += 1
+        self._record(SETTLE, loss, now.accuracy)
+        if now.tries == number:
+            now.phase, now.accuracy = DONE, self.passes.look("look")
+
+    def _set_rates(self, factor: float) -> None:
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * factor
 
     # -- states --------------------------------------------------------------------------------
 
