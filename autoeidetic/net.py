@@ -15,6 +15,7 @@ from .answering import Answering, Task, device_of
 from .batches import default_loss
 from .blueprint import HeadPlan
 from .capacity import Capacity, capacity
+from .drawable import Drawable
 from .errors import CapacityError, InputError, NonFiniteError, Place, TaskError
 from .owners import FREE, Owners
 from .prune import choose
@@ -23,7 +24,7 @@ from .snapshot import Snapshot
 from .verify import Verification, verify
 
 
-class EideticNet(Answering):
+class EideticNet(Drawable, Answering):
     """A network that learns tasks one after another and cannot forget.
 
     Made by :func:`autoeidetic.convert`. ``backbone`` is the user's model, ``heads`` its output
@@ -268,7 +269,7 @@ class EideticNet(Answering):
             self.owners,
             scores,
             fraction,
-            across=named(by).across,
+            allocation=named(by).allocation,
             since_start=since_start,
         )
         self.owners = self.owners.pruning(chosen)
@@ -426,6 +427,9 @@ class EideticNet(Answering):
         """Who owns how much: free and used, per task, per group, per layer; what is reused."""
         parameters: dict[str, Tensor] = dict(self.backbone.named_parameters())
         return capacity(self.blueprint, self.owners, parameters)
+
+    def _summary(self) -> str:
+        return str(self.capacity())
 
     def verify(self, *args: Any, rounds: int = 3, seed: int = 0, **kwargs: Any) -> Verification:
         """Scramble every free value several times and compare all finished tasks bit for bit.

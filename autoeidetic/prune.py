@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
+from .allocate import ALLOCATIONS, Demand
 from .blueprint import Blueprint
 from .owners import FREE, Owners
 from .structure import Group, reach
@@ -19,15 +18,14 @@ def choose(
     scores: Array,
     fraction: float,
     *,
-    across: float = 0.0,
+    allocation: str = "alike",
     since_start: bool = False,
 ) -> Array:
     """The lowest-scored fraction of the prunable classes (a boolean vector).
 
-    With ``across=0`` every group gives up the same fraction; with 1 the ranking over the whole
-    network decides how much each group gives up, after scores were divided by their length in the
-    group; between, the two are weighed. The fraction is one of the classes in training now, or
-    ``since_start`` of those that were in training before any was pruned.
+    How many each group gives up is for the :mod:`allocation <autoeidetic.allocate>` to say. The
+    fraction is one of the classes in training now, or ``since_start`` of those that were in
+    training before any was pruned.
 
     What is kept is closed under requires: with a class goes everything that requires it, and
     counts towards the fraction of its own group. Groups that others require are dealt with
@@ -39,7 +37,17 @@ def choose(
     reached = reach(plan.requires, plan.classes + 1).reshape(-1, 2)
     worth = _with_dependents(reached, owners, _comparable(blueprint, owners, scores))
     prunable = owners.in_training & ~_spared(blueprint, reached, owners, worth) & ~owners.locked
-    wanted = _quotas(blueprint, owners, worth, prunable, fraction, across, since_start)
+    demand = Demand(
+        blueprint,
+        owners,
+        worth,
+        prunable,
+        prices=_with_dependents(reached, owners, scores),
+        elements=_with_dependents(reached, owners, plan.elements),
+        fraction=fraction,
+        since_start=since_start,
+    )
+    wanted = ALLOCATIONS[allocation](demand)
     chosen = np.zeros_like(owners.pruned)
     for group in _required_first(blueprint):
         classes = np.asarray(group.classes)
@@ -60,39 +68,6 @@ def _comparable(blueprint: Blueprint, owners: Owners, scores: Array) -> Array:
         length = float(np.linalg.norm(scores[classes]))
         result[classes] = scores[classes] / length if length > 0 else 0.0
     return result
-
-
-def _quotas(
-    blueprint: Blueprint,
-    owners: Owners,
-    worth: Array,
-    prunable: Array,
-    fraction: float,
-    across: float,
-    since_start: bool,
-) -> dict[str, int]:
-    """How many classes each group gives up."""
-    inside = owners.free if since_start else owners.in_training
-    alike, sizes = {}, 0
-    for group in blueprint.groups:
-        classes = list(group.classes)
-        before = int(owners.pruned[classes].sum()) if since_start else 0
-        size = int(inside[classes].sum())
-        sizes += size
-        alike[group.name] = max(math.floor(fraction * size + 0.5) - before, 0)
-    if not across:
-        return alike
-    before = int(owners.pruned.sum()) if since_start else 0
-    number = max(math.floor(fraction * sizes + 0.5) - before, 0)
-    candidates = prunable.nonzero()[0]
-    lowest = np.zeros_like(prunable)
-    lowest[candidates[np.argsort(worth[candidates], kind="stable")][:number]] = True
-    return {
-        group.name: math.floor(
-            (1 - across) * alike[group.name] + across * int(lowest[list(group.classes)].sum()) + 0.5
-        )
-        for group in blueprint.groups
-    }
 
 
 def _with_dependents(reached: Array, owners: Owners, scores: Array) -> Array:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from . import parallel
+from .allocate import ALLOCATIONS
 from .errors import InputError
 from .values import core, varies
 
@@ -39,24 +40,26 @@ class ScoreData:
 
 @dataclass(frozen=True)
 class Score:
-    """A registered score.
-
-    ``across``: from 0, every group gives up the same share of its units, to 1, the ranking over
-    the whole network decides how many each group gives up.
-    """
+    """A registered score, and the :mod:`allocation <autoeidetic.allocate>` that goes with it."""
 
     function: Callable[[EideticNet, ScoreData | None], Worth]
-    across: float
+    allocation: str
 
 
 _SCORES: dict[str, Score] = {}
 
 
-def score(name: str, *, across: float = 0.0) -> Callable[[Any], Any]:
+def score(name: str, *, allocation: str = "alike") -> Callable[[Any], Any]:
     """Register a score function: (network, data) -> a tensor of worths per parameter name.
 
     It may as well return one worth per class, a vector of length ``net.blueprint.plan.classes +
     1``. ``data`` is None when the caller has given no loader.
+
+    Args:
+        name: what users pass as ``pruning=`` or ``by=``.
+        allocation: how many units each group gives up: ``"alike"``, the same share of each;
+            ``"ranking"``, the lowest of the whole network go; ``"price"``, those worth least per
+            parameter go, within limits for every group.
 
     Example:
         >>> import autoeidetic
@@ -65,12 +68,18 @@ def score(name: str, *, across: float = 0.0) -> Callable[[Any], Any]:
         ...     return {name: p.abs() == p.abs().max() for name, p in net.backbone.named_parameters()}
     """  # noqa: E501
 
+    if allocation not in ALLOCATIONS:
+        raise InputError(
+            f"there is no allocation {allocation!r}",
+            remedy=f"use one of {', '.join(sorted(ALLOCATIONS))}",
+        )
+
     def register(function: Any) -> Any:
         if name in _SCORES:
             raise InputError(
                 f"there is a score {name!r} already", remedy="register it by another name"
             )
-        _SCORES[name] = Score(function, across)
+        _SCORES[name] = Score(function, allocation)
         return function
 
     return register
@@ -150,7 +159,7 @@ def random(net: EideticNet, data: Any) -> Worth:
     return torch.rand(net.blueprint.plan.classes + 1, dtype=torch.float64).numpy()
 
 
-@score("taylor", across=1.0)
+@score("taylor", allocation="ranking")
 def taylor(net: EideticNet, data: ScoreData | None) -> Worth:
     """First-order Taylor expansion of the loss (Molchanov et al.), ranked over the network.
 
@@ -180,14 +189,14 @@ def taylor(net: EideticNet, data: ScoreData | None) -> Worth:
     return total / batches
 
 
-@score("hybrid", across=0.5)
+@score("hybrid", allocation="price")
 def hybrid(net: EideticNet, data: ScoreData | None) -> Worth:
-    """Taylor and magnitude together: both must say that a unit can go.
+    """Taylor and magnitude together, and capacity is freed where it is cheapest.
 
-    Within a group a class is worth the geometric mean of its Taylor score and its sum of squares;
-    how much a group gives up lies half way between the same share for all and what the ranking
-    over the network says. So every layer frees some capacity, and where there is more to spare
-    it frees more.
+    A class is worth the geometric mean of its Taylor score and its sum of squares: both must say
+    that it can go. Which groups give up more is decided by the worth of a class per parameter
+    element that it frees, because elements are what later tasks get; but every group gives up
+    some, because later tasks need units in every layer.
     """
     influence, size = taylor(net, data), _by_class(net, l2(net, data))
     return np.sqrt(influence * size)

@@ -5,6 +5,7 @@
     python benchmarks/learning.py split --data mnist      # every score, every router
     python benchmarks/learning.py cifar --model resnet18_slim
     python benchmarks/learning.py pretrained
+    python benchmarks/learning.py scores --data cifar     # every score at the same capacity
     python benchmarks/learning.py kills                   # a job that is killed thirty times
 
 Data are read from --data-directory, AUTOEIDETIC_DATA or ../shared/data. Every run has a directory
@@ -25,6 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -33,10 +35,12 @@ from benchmarks import learning_baselines as baselines
 from benchmarks import learning_data as data
 from benchmarks import learning_kills as kills
 from benchmarks import learning_models as models
+from benchmarks import learning_scores as score_curves
 from benchmarks.learning_report import table
 from benchmarks.runner import RESULTS, Record, setting
 
 PAPER = 0.9831  # ten tasks of permuted MNIST
+SCORES = ("l1", "l2", "taylor", "hybrid")
 ROUTERS = ("learned", "entropy", "energy", "mahalanobis")
 
 
@@ -140,11 +144,13 @@ def permuted(options: argparse.Namespace) -> Record:
         scheduler=lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, options.epochs),
         pruning=options.pruning,
         step=options.step,
+        most=options.most,
         tolerance=options.tolerance,
         lr_factor=options.lr_factor,
         patience=options.epochs,
         max_epochs=options.epochs,
         recovery_epochs=options.recovery_epochs,
+        settle_epochs=options.settle_epochs,
         score_batches=40,
         on_full="reuse",
     )
@@ -207,7 +213,7 @@ def cifar(options: argparse.Namespace) -> Record:
     """
     tasks = data.split_cifar100(directory=options.data_directory)[: options.tasks]
     build = getattr(models, options.model)
-    rounds = math.ceil(1 / options.step)
+    rounds = math.ceil(options.most / options.step)
     training = options.epochs - rounds - options.settle_epochs
     budget = baselines.Budget(
         epochs=options.epochs,
@@ -232,6 +238,7 @@ def cifar(options: argparse.Namespace) -> Record:
         transform=budget.transform,
         pruning=options.pruning,
         step=options.step,
+        most=options.most,
         tolerance=options.tolerance,
         lr_factor=options.lr_factor,
         patience=training,
@@ -297,6 +304,22 @@ def pretrained(options: argparse.Namespace) -> Record:
     return {"name": "pretrained", "passed": passed, "ours": ours}
 
 
+def scores(options: argparse.Namespace) -> Record:
+    """What each score costs at the same capacity."""
+    seeds = list(range(options.seed, options.seed + options.seeds))
+    found = score_curves.compared(
+        score_curves.setup(options.data, options.data_directory), SCORES, seeds
+    )
+    best = np.max([found[by]["mean"] for by in ("l2", "taylor")], 0)
+    return {
+        "name": f"scores-{options.data}",
+        "passed": bool(np.mean(found["hybrid"]["mean"] - best) > 0),
+        "seeds": seeds,
+        "free": score_curves.FREE,
+        "curves": found,
+    }
+
+
 def killed(options: argparse.Namespace) -> Record:
     """A job that is killed at random moments, and goes on."""
     return {"name": "kills", **kills.measure(options.kills, options.seed)}
@@ -307,6 +330,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], Record]] = {
     "split": split,
     "cifar": cifar,
     "pretrained": pretrained,
+    "scores": scores,
     "kills": killed,
 }
 _PRUNING = {"default": "hybrid", "help": "score that units are pruned by"}
@@ -315,15 +339,17 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "--tasks": {"type": int, "default": 10},
         "--pruning": _PRUNING,
         "--lr": {"type": float, "default": 1e-3},
-        "--step": {"type": float, "default": 0.075},
-        "--tolerance": {"type": float, "default": 0.002},
+        "--step": {"type": float, "default": 0.17},
+        "--most": {"type": float, "default": 0.85, "help": "share of the units that is pruned"},
+        "--tolerance": {"type": float, "default": 0.004},
         "--lr-factor": {"type": float, "default": 0.2},
-        "--epochs": {"type": int, "default": 8},
+        "--epochs": {"type": int, "default": 7},
         "--recovery-epochs": {"type": int, "default": 2},
+        "--settle-epochs": {"type": int, "default": 2},
     },
     "split": {
         "--data": {"choices": ("mnist", "fashion"), "default": "mnist"},
-        "--scores": {"nargs": "+", "default": ["l1", "l2", "taylor", "hybrid"]},
+        "--scores": {"nargs": "+", "default": SCORES},
         "--tolerance": {"type": float, "default": 0.002},
         "--max-epochs": {"type": int, "default": 10},
     },
@@ -333,16 +359,21 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "--epochs": {"type": int, "default": 14, "help": "of each task, for every method"},
         "--lr": {"type": float, "default": 1e-3},
         "--pruning": _PRUNING,
-        "--step": {"type": float, "default": 0.2},
-        "--tolerance": {"type": float, "default": 0.1},
-        "--lr-factor": {"type": float, "default": 0.3},
-        "--settle-epochs": {"type": int, "default": 3},
+        "--step": {"type": float, "default": 0.4},
+        "--most": {"type": float, "default": 0.8, "help": "share of the units that is pruned"},
+        "--tolerance": {"type": float, "default": 0.25},
+        "--lr-factor": {"type": float, "default": 0.5},
+        "--settle-epochs": {"type": int, "default": 5},
     },
     "pretrained": {
         "--size": {"type": int, "default": 224},
         "--lr": {"type": float, "default": 3e-4},
         "--max-epochs": {"type": int, "default": 4},
         "--pruning": _PRUNING,
+    },
+    "scores": {
+        "--data": {"choices": ("mnist", "cifar"), "default": "mnist"},
+        "--seeds": {"type": int, "default": 5, "help": "how many, from --seed on"},
     },
     "kills": {"--kills": {"type": int, "default": 30}},
 }

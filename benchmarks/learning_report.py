@@ -19,6 +19,8 @@ def table(name: str, record: Record) -> str:
     ]
     if "scores" in record:
         lines += _scores(record["scores"])
+    elif "curves" in record:
+        lines += _curves(record)
     elif "ours" in record:
         lines += _sequence(record)
     else:
@@ -41,6 +43,21 @@ def _sequence(record: Record) -> list[str]:
     if "paper" in ours:
         lines += ["", f"The paper reports {ours['paper']:.2%} for ten tasks."]
     return lines
+
+
+def _curves(record: Record) -> list[str]:
+    shares = [f"{share:.0%} free" for share in record["free"]]
+    rows = []
+    for by, found in record["curves"].items():
+        each = zip(found["mean"], found["std"], strict=True)
+        mean = sum(found["mean"]) / len(found["mean"])
+        rows.append([by, *(f"{100 * m:.1f} ± {100 * d:.1f}" for m, d in each), f"{mean:.1%}"])
+    about = (
+        f"Test accuracy in percent at the same free share of the parameters, mean and standard "
+        f"deviation over {len(record['seeds'])} seeds; one task, the same trained network pruned "
+        "by each score, twenty batches of training after each round."
+    )
+    return [about, "", *_markdown(["score", *shares, "mean"], rows)]
 
 
 def _facts(ours: Record) -> str:

@@ -1080,6 +1080,17 @@ def test_events(board: None, tmp_path: Path) -> None:
     assert len(Writer.made) == 2
 
 
+def test_events_can_be_read_by_tensorboard(tmp_path: Path) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    with begin(tmp_path) as run:
+        for _, step in steps(1):
+            step(run)
+    events = reader.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.value for event in events.Scalars("accuracy/task 0")] == [0.5]
+    assert 0.25 in [event.value for event in events.Scalars("epoch/loss")]
+
+
 def test_without_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with begin(tmp_path) as run:

@@ -150,6 +150,14 @@ def test_tolerance_decides_how_much_is_pruned() -> None:
     assert strict.pruned < lax.pruned
 
 
+def test_most_that_is_pruned() -> None:
+    """The last round is cut to what was asked, whatever the tolerance would allow."""
+    history = run(network(), 0, tolerance=1.0, recovery_epochs=0, step=0.2, most=0.5)
+    assert history.pruned == pytest.approx(0.5, abs=0.05)
+    assert history.rounds == 3
+    assert history.reason == "50% are pruned, as asked"
+
+
 def test_learning_rate_while_pruning() -> None:
     """A factor of the rate that the optimizer came with, whatever a scheduler made of it."""
     net = network()

@@ -12,6 +12,7 @@ from ..score import named
 #: Name -> (what it must be, a test).
 _RULES: dict[str, tuple[str, Any]] = {
     "step": ("above 0 and at most 1", lambda v: 0 < v <= 1),
+    "most": ("above 0 and at most 1", lambda v: 0 < v <= 1),
     "tolerance": ("0 or more", lambda v: v >= 0),
     "patience": ("at least 1", lambda v: v >= 1),
     "recovery_epochs": ("0 or more", lambda v: v >= 0),
@@ -34,6 +35,7 @@ class TrainConfig:
     Args:
         pruning: the score that units are pruned by.
         step: the part of each group's units that one round of pruning takes.
+        most: pruning ends when this part of each group's units is given up.
         tolerance: how far training accuracy may stay below the best one.
         patience: training ends after so many epochs without a better accuracy.
         recovery_epochs: epochs that a round of pruning has to get back within the tolerance.
@@ -53,6 +55,7 @@ class TrainConfig:
 
     pruning: str = "l2"
     step: float = 0.05
+    most: float = 1.0
     tolerance: float = 0.001
     patience: int = 10
     recovery_epochs: int = 5

@@ -101,8 +101,8 @@ def train_task(
         on_epoch: called with a record of each epoch.
         config: settings in one object.
         settings: of :class:`~autoeidetic.TrainConfig`, instead of or on top of ``config``:
-            pruning, step, tolerance, patience, recovery_epochs, settle_epochs, max_epochs,
-            lr_factor, prune, clip, autocast, score_batches.
+            pruning, step, most, tolerance, patience, recovery_epochs, settle_epochs,
+            max_epochs, lr_factor, prune, clip, autocast, score_batches.
 
     Several processes launched by ``torchrun`` train it together.
 
@@ -263,11 +263,12 @@ class Loop:
 
     def _start_pruning(self) -> None:
         now = self.progress
-        if not self.config.prune:
-            return self._stop("not pruned")
-        self._set_rates(self.config.lr_factor)
-        now.phase, now.best = PRUNE, self.passes.look("look")
-        now.accuracy = now.best
+        if self.config.prune:
+            self._set_rates(self.config.lr_factor)
+            now.phase, now.best = PRUNE, self.passes.look("look")
+            now.accuracy = now.best
+        else:
+            self._stop("not pruned")
 
     def _prune(self) -> None:
         """One more round; when it does no harm, the next one may follow."""
@@ -275,14 +276,14 @@ class Loop:
         now = self.progress
         self.store.put(BEFORE, self.state())
         before = int(self.net.owners.pruned.sum())
-        share = min((now.round + 1) * self.config.step, 1.0)
+        share = self._share(now.round + 1)
         data = self.passes.score_data(self.config.score_batches)
         self.net._prune(share, self.config.pruning, data, since_start=True)
         now.round += 1
         now.tries = 0
         if int(self.net.owners.pruned.sum()) == before:
-            if share == 1.0:
-                self._stop("nothing is left to prune")
+            if share == self.config.most:
+                self._stop(self._all_pruned())
             return
         accuracy = self.passes.look(PRUNE)
         self._record(PRUNE, None, accuracy)
@@ -304,12 +305,20 @@ class Loop:
             now.best = max(now.best, accuracy)
             now.accuracy = accuracy
             now.phase = PRUNE
-            if now.round * self.config.step >= 1.0:
-                self._stop("nothing is left to prune")
+            if self._share(now.round) == self.config.most:
+                self._stop(self._all_pruned())
         elif now.tries < self.config.recovery_epochs:
             now.phase = RECOVER
         else:
             self._undo_round()
+
+    def _share(self, rounds: int) -> float:
+        """What is given up after so many rounds."""
+        return min(rounds * self.config.step, self.config.most)
+
+    def _all_pruned(self) -> str:
+        most = self.config.most
+        return "nothing is left to prune" if most == 1.0 else f"{most:.0%} are pruned, as asked"
 
     def _undo_round(self) -> None:
         now = self.progress
