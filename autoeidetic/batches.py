@@ -1,4 +1,4 @@
-"""Batches: what is in one, how a network is called on it, and the loss by default."""
+"""Batches: what is in one, how a network is called on it, the loss by default, who reads which."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
+from . import parallel
 from .errors import InputError
 
 if TYPE_CHECKING:
@@ -100,3 +102,34 @@ def default_loss(net: EideticNet, batch: Any) -> Tensor:
     """:func:`criterion` on a batch."""
     inputs, target = split(batch)
     return criterion(call(net, inputs), target)
+
+
+def divided(loader: Any) -> Any:
+    """A loader of which every process gets its part; as it is if its order is the user's own."""
+    if parallel.count() == 1 or not isinstance(loader, DataLoader):
+        return loader
+    if loader.batch_size is None or not _takes_each_once(loader.sampler, loader.dataset):
+        return loader
+    shuffle = isinstance(loader.sampler, RandomSampler)
+    sampler: DistributedSampler[Any] = DistributedSampler(loader.dataset, shuffle=shuffle)
+    return DataLoader(
+        loader.dataset,
+        batch_size=loader.batch_size,
+        sampler=sampler,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        drop_last=loader.drop_last,
+        worker_init_fn=loader.worker_init_fn,
+        persistent_workers=loader.persistent_workers,
+        prefetch_factor=loader.prefetch_factor,
+        timeout=loader.timeout,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+    )
+
+
+def _takes_each_once(sampler: Any, dataset: Any) -> bool:
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and len(sampler) == len(dataset)
+    return type(sampler) is SequentialSampler

@@ -37,6 +37,7 @@ def test_alone(tmp_path: Path) -> None:
     found = result(tmp_path, "alone")
     assert found["unmoved"]
     assert found["accuracy"] > 0.9
+    assert found["routed"] > 0.9
 
 
 def test_two_processes(tmp_path: Path) -> None:
@@ -47,6 +48,7 @@ def test_two_processes(tmp_path: Path) -> None:
     assert first["unmoved"]
     assert second["unmoved"]
     assert first["accuracy"] == second["accuracy"] > 0.9
+    assert first["routed"] == second["routed"] > 0.9
     assert torch.equal(first["owners"], second["owners"])
     unlike = [
         name

@@ -28,7 +28,7 @@ def main(directory: Path) -> None:
         nn.ReLU(), nn.Linear(40, 2),
     )  # fmt: skip
     net = autoeidetic.convert(model, x[:4])
-    said = {}
+    said, loaders = {}, []
     for task in range(3):
         rows = (y // 2 == task).nonzero()[:200, 0]
         loader = DataLoader(TensorDataset(x[rows], y[rows] % 2), batch_size=20, shuffle=True)
@@ -46,16 +46,21 @@ def main(directory: Path) -> None:
             prune=task < 2,
         )
         net.finish_task()
+        loaders.append(loader)
         with torch.no_grad():
             said[task] = net.eval()(x, task=task)
 
     with torch.no_grad():
         unmoved = all(torch.equal(net(x, task=task), before) for task, before in said.items())
+    net.train_router(loaders)
+    known = y < 6
+    found = net.predict(x[known]).task
     result = {
         "values": dict(net.state_dict()),
         "owners": torch.from_numpy(net.owners.task),
         "unmoved": unmoved and net.verify(x).ok,
         "accuracy": history.accuracy,
+        "routed": float((found == y[known] // 2).float().mean()),
     }
     torch.save(result, directory / f"rank-{os.environ.get('RANK', 'alone')}.pt")
 

@@ -1,16 +1,21 @@
-"""Fitting: read the data of all finished tasks once, and train a router on what was read."""
+"""Fitting: read the data of all finished tasks once, and train a router on what was read.
+
+Several processes read their parts, and all of them train on everything that was read.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ..batches import length, to_device
+from .. import parallel
+from ..batches import divided, length, to_device
 from ..errors import InputError, NonFiniteError, TaskError
 from .base import Examples, Router, Settings, make
 from .features import View, looking, observe, to_be_found, view
@@ -33,7 +38,7 @@ def train(
     with _own_random_numbers(settings.seed), torch.inference_mode(False):
         examples = [] if loaders is None else _read(net, loaders, made, window, settings)
         with torch.enable_grad(), torch.autocast(settings.device.type, enabled=False):
-            made.keep(made.fit(examples, window, settings), window)
+            made.keep(parallel.first(made.fit(examples, window, settings)), window)
     return made
 
 
@@ -82,6 +87,7 @@ def _read(
     settings: Settings,
 ) -> list[Examples]:
     """What the router sees of every task's data, in memory."""
+    loaders = [divided(loader) for loader in loaders]
     lengths = [length(loader) for loader in loaders]
     total = sum(n for n in lengths if n is not None) if None not in lengths else None
     bar = tqdm(
@@ -90,7 +96,7 @@ def _read(
         unit="batch",
         delay=1,
         leave=False,
-        disable=not settings.progress,
+        disable=not settings.progress or parallel.rank() > 0,
     )
     with looking(net), bar:
         return [
@@ -118,6 +124,8 @@ def _examples(
         rows.append(found.cpu())
         labels.append(_labels(answer, len(found)))
         bar.update()
+    rows = list(chain(*parallel.share(rows)))
+    labels = list(chain(*parallel.share(labels)))
     if not sum(len(found) for found in rows):
         raise InputError(
             f"there is nothing in the data{about}", remedy="pass a loader that has batches"

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from .. import parallel
-from ..batches import criterion
+from ..batches import criterion, divided
 from ..capacity import free_share
 from ..errors import CheckpointError, InputError, NonFiniteError, TaskError
 from ..results.metric import accumulator
@@ -136,7 +135,7 @@ def train_task(
     store = Memory() if checkpoint is None else Directory(checkpoint, net.open_task)
     if optimizer is None:
         optimizer = default_optimizer(net.parameters())
-    loader = _divided(loader)
+    loader = divided(loader)
     device = next(net.parameters()).device
     with bar(net.tasks[-1].name, progress) as shown:
         passes = Passes(
@@ -165,37 +164,6 @@ def _distributed(net: EideticNet) -> nn.Module:
         return net
     net._tasks[-1] = parallel.first(net.tasks[-1])  # the seed that rollback() draws from again
     return nn.parallel.DistributedDataParallel(net, find_unused_parameters=True)
-
-
-def _divided(loader: Any) -> Any:
-    """A plain loader of which every process gets its part."""
-    if parallel.count() == 1 or not isinstance(loader, DataLoader):
-        return loader
-    if loader.batch_size is None or not _takes_each_once(loader.sampler, loader.dataset):
-        return loader
-    shuffle = isinstance(loader.sampler, RandomSampler)
-    sampler: DistributedSampler[Any] = DistributedSampler(loader.dataset, shuffle=shuffle)
-    return DataLoader(
-        loader.dataset,
-        batch_size=loader.batch_size,
-        sampler=sampler,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        drop_last=loader.drop_last,
-        worker_init_fn=loader.worker_init_fn,
-        persistent_workers=loader.persistent_workers,
-        prefetch_factor=loader.prefetch_factor,
-        timeout=loader.timeout,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=loader.generator,
-    )
-
-
-def _takes_each_once(sampler: Any, dataset: Any) -> bool:
-    if type(sampler) is RandomSampler:
-        return not sampler.replacement and len(sampler) == len(dataset)
-    return type(sampler) is SequentialSampler
 
 
 class Loop:
