@@ -3,6 +3,7 @@
 from .analysis import analyze
 from .checkpoint import load
 from .convert import convert
+from .draw import visualize
 from .errors import (
     AutoeideticError,
     CapacityError,
@@ -12,6 +13,7 @@ from .errors import (
     EnforcementError,
     HeadError,
     InputError,
+    MissingPackageError,
     NonFiniteError,
     NoParametersError,
     RuleError,
@@ -40,6 +42,7 @@ __all__ = [
     "HeadError",
     "InputError",
     "Lesson",
+    "MissingPackageError",
     "NoParametersError",
     "NonFiniteError",
     "Prediction",
@@ -59,4 +62,5 @@ __all__ = [
     "router",
     "rule",
     "score",
+    "visualize",
 ]

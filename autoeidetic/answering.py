@@ -324,6 +324,17 @@ class Answering(nn.Module):
             guard(self.backbone.get_submodule(path), found.get(path))
         self._guards = found
 
+    @contextmanager
+    def unguarded(self) -> Iterator[None]:
+        """The backbone as the bare model that it was, for a look at it; not for running tasks."""
+        try:
+            for path in self._guards:
+                guard(self.backbone.get_submodule(path), None)
+            yield
+        finally:
+            for path, found in self._guards.items():
+                guard(self.backbone.get_submodule(path), found)
+
     def _head(self, task: int, layer: str) -> Any:
         """A task's own head in the place of a layer; None when it uses the layer itself."""
         return self.heads[str(task)]._modules.get(heads.key(layer))

@@ -72,7 +72,7 @@ class Capacity:
 def capacity(blueprint: Blueprint, owners: Owners, parameters: dict[str, Tensor]) -> Capacity:
     """Count."""
     count = owners.tasks
-    state = _state(owners, count)
+    state = task_of_class(owners, count)
     elements = np.where(owners.outside, 0, blueprint.plan.elements)
     totals = np.bincount(state, weights=elements, minlength=count + 1)
     whole = max(float(totals.sum()), 1.0)
@@ -95,7 +95,7 @@ def free_share(blueprint: Blueprint, owners: Owners) -> float:
     return 1 - float(elements[used].sum()) / max(float(elements.sum()), 1.0)
 
 
-def _state(owners: Owners, count: int) -> np.ndarray:
+def task_of_class(owners: Owners, count: int) -> np.ndarray:
     """For each class the task that uses it; ``count`` for free ones."""
     state = np.where(owners.task == FREE, count, owners.task).astype(np.int64)
     if owners.open_task is not None:

@@ -102,6 +102,24 @@ def _fact(way: str, error: Exception) -> str:
 
 def _run(model: nn.Module, inputs: CallInputs, way: str) -> Capture:
     recorder = Recorder(model, way)
+    try:
+        return _record(recorder, model, inputs)
+    except Exception as error:
+        error._autoeidetic_recorder = recorder  # type: ignore[attr-defined]
+        raise
+
+
+def captured_part(error: BaseException | None) -> Capture | None:
+    """What had been captured when this error, or one that it comes from, was raised."""
+    while error is not None:
+        recorder: Recorder | None = getattr(error, "_autoeidetic_recorder", None)
+        if recorder is not None:
+            return recorder.unfinished()
+        error = error.__cause__
+    return None
+
+
+def _record(recorder: Recorder, model: nn.Module, inputs: CallInputs) -> Capture:
     with (
         _MODULE_CALL_LOCK,
         torch.no_grad(),

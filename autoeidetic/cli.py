@@ -1,14 +1,16 @@
-"""The command line: ``autoeidetic demo`` and ``autoeidetic inspect MODEL``."""
+"""The command line: ``autoeidetic demo``, ``inspect MODEL`` and ``visualize MODEL``."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from torch import Tensor, nn
 
 from .analysis import analyze
 from .dependencies import Dependencies
+from .draw import FORMATS, Drawing, describe, save
+from .draw.failure import attempt
 from .errors import AutoeideticError, InputError
 
 DEMO = ("torchvision:resnet18", "vit_tiny_patch16_224")
@@ -43,13 +47,37 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="analyse a stock ResNet-18 and a ViT-tiny")
     demo.set_defaults(command=_demo)
     inspect = commands.add_parser("inspect", help="print the channel structure of a model")
-    inspect.add_argument(
+    _add_model(inspect)
+    inspect.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    inspect.set_defaults(command=_inspect)
+    visualize = commands.add_parser("visualize", help="draw how a model hangs together")
+    _add_model(visualize)
+    visualize.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="a name that ends in .html (the default), .svg, .png, .dot, .mmd, .graphml or .json",
+    )
+    visualize.add_argument("--format", choices=FORMATS, help="instead of the ending of the name")
+    visualize.add_argument(
+        "--depth",
+        type=_depth,
+        metavar="N",
+        help="open modules N levels deep in .svg, .png, .dot and .mmd; by default as far as one "
+        "can still read it",
+    )
+    visualize.set_defaults(command=_visualize)
+    return parser
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "model",
         metavar="MODEL",
         help="a timm name, torchvision:NAME, or package.module:factory (a function without "
         "required arguments that returns an nn.Module)",
     )
-    inspect.add_argument(
+    parser.add_argument(
         "--input",
         metavar="SHAPE",
         action="append",
@@ -57,9 +85,12 @@ def _parser() -> argparse.ArgumentParser:
         help="shape of an input tensor, such as 2,3,32,32 (repeat it for several inputs); may be "
         "left out for timm, torchvision and transformers models",
     )
-    inspect.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    inspect.set_defaults(command=_inspect)
-    return parser
+
+
+def _depth(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of levels such as 2")
+    return int(text)
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -85,10 +116,29 @@ def _one_line(error: AutoeideticError) -> str:
 
 
 def _inspect(options: argparse.Namespace) -> None:
-    shapes = options.input
-    inputs = None if not shapes else tuple(torch.empty(s, device="meta") for s in shapes)
-    deps = inspect_model(options.model, inputs)
+    deps = inspect_model(options.model, _inputs(options))
     print(deps.to_json() if options.json else deps)
+
+
+def _inputs(options: argparse.Namespace) -> tuple[Tensor, ...] | None:
+    shapes = options.input
+    return None if not shapes else tuple(torch.empty(s, device="meta") for s in shapes)
+
+
+def _visualize(options: argparse.Namespace) -> None:
+    name = re.sub(r"[^\w.-]+", "_", options.model)
+    path = Path(options.output or f"{name}.{options.format or 'html'}")
+    format = options.format or path.suffix.removeprefix(".").lower()
+    if format not in FORMATS:
+        raise InputError(
+            f"the name {str(path)!r} tells no format of drawings",
+            remedy=f"end it in one of {', '.join(f'.{f}' for f in FORMATS)}, or pass --format",
+        )
+    drawing = draw_model(options.model, _inputs(options))
+    print(save(drawing, path, format, options.depth))
+    if drawing.failure is not None:
+        fact = " ".join(drawing.failure.message.split())
+        print(f"autoeidetic: drawn in part: {fact}", file=sys.stderr)
 
 
 def _demo(options: argparse.Namespace) -> None:
@@ -127,6 +177,16 @@ def inspect_model(name: str, inputs: tuple[Tensor, ...] | None) -> Dependencies:
         raise
     except Exception:  # whatever a constructor or a forward may raise without data
         return analyze(_built(name, build), inputs)
+
+
+def draw_model(name: str, inputs: tuple[Tensor, ...] | None) -> Drawing:
+    """Draw a model; one that fails as far as it gets, with its weights when it fails without."""
+    try:
+        return describe(inspect_model(name, inputs), title=name)
+    except InputError:
+        raise
+    except AutoeideticError:
+        return attempt(_built(name, find_model(name)), inputs, title=name)
 
 
 def find_model(name: str) -> Callable[[], Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cached_property
-from html import escape
 from typing import Any
 
 import networkx as nx
@@ -12,13 +11,14 @@ from torch import Tensor
 
 from . import export
 from .couple import Coupling
+from .drawable import Drawable
 from .graph import Capture
 from .plan import Plan
 from .propagate import Unhandled
 from .structure import Group, Head, Locked, Structure, build
 
 
-class Dependencies:
+class Dependencies(Drawable):
     """Which channels of a model depend on which.
 
     Example:
@@ -107,14 +107,6 @@ class Dependencies:
         """:meth:`to_dict` as JSON."""
         return export.to_json(self)
 
-    def to_dot(self) -> str:
-        """The graph in Graphviz's language."""
-        return export.to_dot(self.graph)
-
-    def to_mermaid(self) -> str:
-        """The graph as a Mermaid flow chart."""
-        return export.to_mermaid(self.graph)
-
     def __str__(self) -> str:
         return export.table(self)
 
@@ -123,6 +115,3 @@ class Dependencies:
             f"Dependencies({len(self.groups)} groups, {self.plan.classes} classes, "
             f"{self.locked.share:.1%} locked)"
         )
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"

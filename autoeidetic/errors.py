@@ -96,6 +96,10 @@ class CheckpointError(AutoeideticError):
     """A file is not a saved network, is damaged, or does not fit the model."""
 
 
+class MissingPackageError(AutoeideticError):
+    """Something was asked for that needs a package which is not installed."""
+
+
 class StorageWarning(UserWarning):
     """A state could not be written: training goes on, and the last one that could stays."""
 

@@ -1,4 +1,4 @@
-"""Export: the dependencies as a networkx graph, JSON, DOT, Mermaid and a table."""
+"""Export: the dependencies as a networkx graph, JSON and a table."""
 
 from __future__ import annotations
 
@@ -95,57 +95,6 @@ def to_dict(deps: Dependencies) -> dict[str, Any]:
 
 def to_json(deps: Dependencies) -> str:
     return json.dumps(to_dict(deps), indent=2)
-
-
-def to_dot(drawing: nx.DiGraph) -> str:
-    ids = _ids(drawing)
-    shapes = {"group": "ellipse", "head": "doubleoctagon", "layer": "box"}
-    styles = {"requires": "dashed", "reads": "solid", "normalises": "dotted"}
-    lines = ["digraph dependencies {", "  rankdir=LR;", "  node [fontname=Helvetica];"]
-    for node, data in drawing.nodes(data=True):
-        label = _quoted(_label(data))
-        lines.append(f"  {ids[node]} [shape={shapes[data['kind']]}, label={label}];")
-    for source, target, data in drawing.edges(data=True):
-        style = styles.get(data["kind"], "bold")
-        lines.append(f"  {ids[source]} -> {ids[target]} [style={style}, tooltip={data['kind']}];")
-    return "\n".join([*lines, "}"]) + "\n"
-
-
-def to_mermaid(drawing: nx.DiGraph) -> str:
-    ids = _ids(drawing)
-    frames = {"group": ("([", "])"), "head": ("[[", "]]"), "layer": ("[", "]")}
-    arrows = {"requires": "-. requires .->", "reads": "-->", "normalises": "-. normalises .->"}
-    lines = ["flowchart LR"]
-    for node, data in drawing.nodes(data=True):
-        opening, closing = frames[data["kind"]]
-        label = _label(data).replace("\n", "<br>")
-        lines.append(f'  {ids[node]}{opening}"{_mermaid_text(label)}"{closing}')
-    for source, target, data in drawing.edges(data=True):
-        lines.append(f"  {ids[source]} {arrows.get(data['kind'], '==>')} {ids[target]}")
-    return "\n".join(lines) + "\n"
-
-
-def _ids(drawing: nx.DiGraph) -> dict[Any, str]:
-    return {node: f"n{index}" for index, node in enumerate(drawing.nodes)}
-
-
-def _label(data: dict[str, Any]) -> str:
-    if data["kind"] != "group":
-        return f"{data['label']}\n{data['shapes']}"
-    text = f"{data['label']}\n{data['size']} classes"
-    return f"{text}\nlocked" if data["locked"] else text
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
-
-
-def _mermaid_text(text: str) -> str:
-    """Entities for what Mermaid or a browser would take for syntax; line breaks stay."""
-    parts = text.split("<br>")
-    table = {ord("&"): "&amp;", ord('"'): "&quot;", ord("<"): "&lt;", ord(">"): "&gt;"}
-    return "<br>".join(part.translate(table) for part in parts)
 
 
 def table(deps: Dependencies) -> str:

@@ -32,7 +32,8 @@ class Capture:
 
     ``node.meta`` holds ``shape``, ``dtype`` and ``layout`` (strides and offset) of a tensor,
     ``module`` (path), ``line`` (``file:line`` of the user's source), ``scope`` (ids of the
-    module calls around it) and, for constants, ``const``.
+    module calls around it) and, for constants, ``const``. ``types`` has the class of every module
+    by its path.
     """
 
     graph: fx.Graph
@@ -42,6 +43,7 @@ class Capture:
     buffers: dict[str, Tensor]
     constants: dict[str, Tensor]
     calls: dict[int, ModuleCall]
+    types: dict[str, str]
     output: Any
 
     def module(self) -> fx.GraphModule:

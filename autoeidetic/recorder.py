@@ -103,6 +103,7 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self.paths: dict[int, str] = {}
+        self.types: dict[str, str] = {}
         self.parameters: dict[str, nn.Parameter] = {}
         self.aliases: dict[str, str] = {}
         self.buffers: dict[str, Tensor] = {}
@@ -132,6 +133,7 @@ class Recorder:
         """Paths of modules, parameters and buffers by identity; the first name counts."""
         for path, module in self.model.named_modules(remove_duplicate=False):
             self.paths.setdefault(id(module), path)
+            self.types[path] = type(module).__name__
             prefix = f"{path}." if path else ""
             for name, parameter in module._parameters.items():
                 if parameter is None:
@@ -182,6 +184,7 @@ class Recorder:
         except Exception as error:
             if not hasattr(error, "_autoeidetic_place"):
                 error._autoeidetic_place = Place(path, "", _raising_line(error))  # type: ignore[attr-defined]
+            self.calls[ident] = ModuleCall(path, self.scope, *nodes_in, None, writes_outside=True)
             raise
         finally:
             self.scope = outer
@@ -209,6 +212,13 @@ class Recorder:
         items, spec = pytree.tree_flatten(output)
         nodes = [self._node(item) if isinstance(item, Tensor) else None for item in items]
         self.graph.output(tuple(nodes))
+        return self._captured(pytree.tree_unflatten(nodes, spec))
+
+    def unfinished(self) -> Capture:
+        """What there is when the run has failed: a graph without an output."""
+        return self._captured(None)
+
+    def _captured(self, output: Any) -> Capture:
         return Capture(
             graph=self.graph,
             way=self.way,
@@ -217,7 +227,8 @@ class Recorder:
             buffers=self.buffers,
             constants=self.constants,
             calls=self.calls,
-            output=pytree.tree_unflatten(nodes, spec),
+            types=self.types,
+            output=output,
         )
 
     # -- one operator ------------------------------------------------------------------

@@ -171,14 +171,16 @@ def split(options: argparse.Namespace) -> Record:
             models.small_mlp,
             tasks,
             128,
-            lambda parameters: torch.optim.Adam(parameters, lr=1e-3),
+            lambda parameters: torch.optim.Adam(parameters, lr=1e-3, fused=True),
             pruning=by,
-            step=0.05,
+            step=options.step,
+            most=options.most,
             tolerance=options.tolerance,
             lr_factor=0.5,
             patience=3,
-            max_epochs=options.max_epochs,
-            recovery_epochs=3,
+            max_epochs=options.epochs,
+            recovery_epochs=2,
+            settle_epochs=2,
         )
         ours["routed"] = routed(net, tasks)
         results[by] = ours
@@ -350,8 +352,10 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "split": {
         "--data": {"choices": ("mnist", "fashion"), "default": "mnist"},
         "--scores": {"nargs": "+", "default": SCORES},
-        "--tolerance": {"type": float, "default": 0.002},
-        "--max-epochs": {"type": int, "default": 10},
+        "--step": {"type": float, "default": 0.2},
+        "--most": {"type": float, "default": 0.8, "help": "share of the units that is pruned"},
+        "--tolerance": {"type": float, "default": 0.01},
+        "--epochs": {"type": int, "default": 6},
     },
     "cifar": {
         "--model": {"default": "resnet18_slim", "help": "a function of learning_models.py"},

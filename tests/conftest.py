@@ -10,6 +10,14 @@ import torch
 from autoeidetic.rules import registry
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rewrite-golden",
+        action="store_true",
+        help="write tests/golden/ anew from what the code does now; look at the difference",
+    )
+
+
 @pytest.fixture(autouse=True)
 def settled() -> Iterator[None]:
     """One thread, for several workers share the machine; a fixed seed."""

@@ -1,0 +1,128 @@
+"""Groups: where each group of the analysis is in the drawing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..structure import Bond, Group, Lock
+from .boxes import Boxes
+from .colours import choose_colours
+from .layers import Layers
+from .lines import short
+from .meaning import Meaning
+from .parts import DrawnGroup, Edge, Part
+
+
+@dataclass(frozen=True)
+class _Places:
+    """The boxes of one group."""
+
+    nodes: list[int]
+    readers: list[int]
+    couplers: list[int]
+
+
+def draw_groups(
+    meaning: Meaning, found: Boxes, layers: Layers, edges: Sequence[Edge]
+) -> tuple[tuple[DrawnGroup, ...], dict[int, tuple[Part, ...]]]:
+    """The groups, and for each box its part in them."""
+    deps = meaning.deps
+    ids = {group.name: f"g{number}" for number, group in enumerate(deps.groups)}
+    couplers = _couplers(meaning, found, edges)
+    parts: dict[int, dict[Part, None]] = defaultdict(dict)
+    places = []
+    for number, group in enumerate(deps.groups):
+        nodes: dict[int, None] = {}
+        readers: dict[int, None] = {}
+        for member in group.members:
+            for box in layers.boxes_of(member):
+                (readers if member.role == "input" else nodes)[box] = None
+                parts[box][Part(f"g{number}", member.role)] = None
+        places.append(_Places(sorted(nodes), sorted(readers), couplers[number]))
+    colours = _colours(deps.groups, places, edges)
+    locks = {lock.group: lock for lock in deps.locked}
+    requires: dict[str, list[str]] = defaultdict(list)
+    for left, right, _ in deps._structure.group_requires:
+        if right in ids:
+            requires[left].append(ids[right])
+    drawn = tuple(
+        DrawnGroup(
+            id=ids[group.name],
+            name=group.name,
+            size=group.size,
+            elements=group.elements,
+            colour=colours[number],
+            members=tuple(member.to_dict() for member in group.members),
+            nodes=_names(places[number].nodes),
+            readers=_names(places[number].readers),
+            couplers=_names(places[number].couplers),
+            bonds=tuple(_bond(bond, ids) for bond in group.bonds),
+            requires=tuple(requires[group.name]),
+            locked=_reason(locks.get(group.name)),
+        )
+        for number, group in enumerate(deps.groups)
+    )
+    return drawn, {box: tuple(found_parts) for box, found_parts in parts.items()}
+
+
+def _names(boxes: Sequence[int]) -> tuple[str, ...]:
+    return tuple(f"n{box}" for box in boxes)
+
+
+def _bond(bond: Bond, ids: dict[str, str]) -> dict[str, Any]:
+    return {**bond.to_dict(), "line": short(bond.place.line), "other": ids.get(bond.other, "")}
+
+
+def _reason(lock: Lock | None) -> str:
+    """Why a group cannot be divided, and where that comes from."""
+    if lock is None:
+        return ""
+    where = [lock.place.operator, lock.place.module, short(lock.place.line)]
+    place = ", ".join(part for part in where if part)
+    return f"{lock.reason} ({place})" if place else lock.reason
+
+
+def _couplers(meaning: Meaning, found: Boxes, edges: Sequence[Edge]) -> dict[int, list[int]]:
+    """Operators that join the units of a group, or that it comes to from two sides."""
+    boxes: dict[int, set[int]] = defaultdict(set)
+    for step, groups in meaning.joined.items():
+        box = found.source.get(step)
+        if (
+            box is not None
+            and found.boxes[box].kind == "operator"
+            and step in found.boxes[box].steps
+        ):
+            for group in groups:
+                boxes[group].add(box)
+    sides: dict[tuple[int, int], int] = defaultdict(int)
+    for edge in edges:
+        target = int(edge.target[1:])
+        if edge.kind == "coupled" and found.boxes[target].kind == "operator":
+            for name in edge.groups:
+                sides[int(name[1:]), target] += 1
+    for (group, target), count in sides.items():
+        if count > 1:
+            boxes[group].add(target)
+    return defaultdict(list, {group: sorted(places) for group, places in boxes.items()})
+
+
+def _colours(
+    groups: Sequence[Group], places: Sequence[_Places], edges: Sequence[Edge]
+) -> list[int]:
+    at: dict[int, set[int]] = defaultdict(set)
+    for number, place in enumerate(places):
+        for box in (*place.nodes, *place.readers, *place.couplers):
+            at[box].add(number)
+    for edge in edges:
+        for end in (edge.source, edge.target):
+            at[int(end[1:])].update(int(name[1:]) for name in edge.groups)
+    touching: list[set[int]] = [set() for _ in groups]
+    for together in at.values():
+        for number in together:
+            touching[number] |= together - {number}
+    weight = [len(place.nodes) + len(place.couplers) for place in places]
+    names = [group.name for group in groups]
+    return choose_colours(names, [group.size for group in groups], touching, weight)

@@ -1,0 +1,31 @@
+"""Network: the analysis of a converted network's backbone, for a drawing of it."""
+
+from __future__ import annotations
+
+import warnings
+
+from ..analysis import analyze
+from ..dependencies import Dependencies
+from ..errors import EnforcementError, UnhandledOperatorWarning
+from ..net import EideticNet
+
+
+def analyzed(net: EideticNet) -> Dependencies:
+    """The backbone as it was when it was converted, analysed again.
+
+    A network keeps the plan but not the graph, which would keep a whole other model alive. While
+    the analysis runs, the guards are off, for they are no part of the model.
+
+    Raises:
+        EnforcementError: the backbone has been changed since it was converted.
+    """
+    with net.unguarded(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnhandledOperatorWarning)  # said when it was converted
+        deps = analyze(net.backbone, net.example.kwargs or net.example.args)
+    before = [(group.name, group.size) for group in net.blueprint.groups]
+    if before != [(group.name, group.size) for group in deps.groups]:
+        raise EnforcementError(
+            "the backbone has other groups than when it was converted",
+            remedy="draw the network as convert() made it, or convert the changed model again",
+        )
+    return deps

@@ -1,0 +1,84 @@
+"""Ownership: which task owns how much of every group and layer, and the blocks of each weight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..capacity import task_of_class
+from ..net import EideticNet
+from ..plan import ParameterPlan, layer_of
+from ..values import array, varies
+from .parts import FREE, INPUT, TaskEntry
+
+Runs = list[list[int]]
+
+
+def task_entries(net: EideticNet) -> tuple[TaskEntry, ...]:
+    """The tasks of a network."""
+    return tuple(TaskEntry(t.name, t.index, sum(t.classes.values())) for t in net.tasks)
+
+
+def describe_ownership(
+    net: EideticNet, group_ids: dict[str, str], weights: set[str]
+) -> dict[str, Any]:
+    """Classes of groups, elements of layers and blocks of weights by task.
+
+    What the open task uses and has not given up counts as its own. ``group_ids``: the ids of
+    groups by name; ``weights``: the parameters that make channels of others.
+    """
+    if not net.tasks:
+        return {}
+    shares = net.capacity()
+    return {
+        "groups": {group_ids[share.name]: list(share.tasks) for share in shares.groups},
+        "layers": {share.name: list(share.tasks) for share in shares.layers},
+        "sizes": {share.name: share.size for share in shares.layers},
+        "blocks": _blocks(net, weights),
+        "forward_transfer": net.owners.forward_transfer,
+    }
+
+
+def _blocks(net: EideticNet, weights: set[str]) -> dict[str, Any]:
+    """For each layer its largest weight whose rows and columns have owners."""
+    count = net.owners.tasks
+    state = task_of_class(net.owners, count)
+    owner = np.where(state == count, FREE, state)
+    owner[net.owners.outside] = INPUT
+    owner[0] = INPUT
+    found: dict[str, Any] = {}
+    sizes: dict[str, int] = {}
+    for name, entry in net.blueprint.plan.parameters.items():
+        layer = layer_of(name)
+        if entry.head or not entry.used or entry.owner.numel() <= sizes.get(layer, 0):
+            continue
+        if name not in weights or not _is_plain_weight(entry):
+            continue
+        columns = owner[array(entry.reads[0].columns)] if entry.reads else np.array([INPUT])
+        found[layer] = {
+            "parameter": name.removeprefix(f"{layer}."),
+            "levels": _runs(owner[array(entry.owner)], entry.owner.shape[0]),
+            "columns": _runs(columns, entry.owner.shape[1]),
+        }
+        sizes[layer] = entry.owner.numel()
+    return found
+
+
+def _is_plain_weight(entry: ParameterPlan) -> bool:
+    """Rows with one owner each, columns with one owner each; none for those of the input."""
+    if entry.owner.dim() < 2 or len(entry.reads) > 1 or varies(entry.owner) not in ([0], []):
+        return False
+    return all(
+        read.columns.shape == entry.owner.shape and varies(read.columns) in ([1], [])
+        for read in entry.reads
+    )
+
+
+def _runs(owners: np.ndarray, length: int) -> Runs:
+    """(owner, how many) sorted by owner: what every task may read, tasks in order, then free."""
+    if len(owners) == 1:
+        return [[int(owners[0]), length]]
+    numbers, counts = np.unique(owners, return_counts=True)
+    runs = [[int(n), int(c)] for n, c in zip(numbers, counts, strict=True)]
+    return [r for r in runs if r[0] != FREE] + [r for r in runs if r[0] == FREE]

@@ -1,0 +1,48 @@
+// What the page knows and what the reader has chosen; everything drawn follows from these.
+
+const drawing = JSON.parse(byId("drawing").textContent);
+for (const key of ["modules", "nodes", "edges", "groups", "tasks"]) drawing[key] ??= [];
+
+const state = {
+  theme: "light",
+  expanded: new Set(),
+  unfolded: new Set(),
+  selected: null, // {kind: "item" | "group", id}
+  task: drawing.tasks.length, // how many tasks are learned at the moment that is shown
+};
+
+const { items, root } = buildTree(drawing);
+const groups = new Map(drawing.groups.map((group) => [group.id, group]));
+const ranks = rankGroups(drawing.groups);
+
+const visibleChildren = (item) => item.children.filter((child) => !isFoldedAway(child));
+
+const itemName = (item) => item.data.path || item.data.name || item.data.label || drawing.title;
+
+// Opens whole levels up to `few` boxes, then one example of every kind of block up to `many`.
+function openAtFirst(few, many) {
+  state.expanded.clear();
+  let boxes = 1;
+  let level = [root];
+  const cost = (modules) => modules.reduce((sum, item) => sum + visibleChildren(item).length, 0);
+  const isRoot = (modules) => modules[0] === root;
+  while (level.length && (isRoot(level) || boxes + cost(level) <= few)) {
+    boxes += cost(level);
+    for (const item of level) state.expanded.add(item.id);
+    level = level.flatMap(visibleChildren).filter((item) => item.kind === "module");
+  }
+  openExamples(level, boxes, many);
+}
+
+function openExamples(queue, boxes, many) {
+  const seen = new Set();
+  while (queue.length) {
+    const item = queue.shift();
+    const inner = visibleChildren(item);
+    if (seen.has(item.data.type) || boxes + inner.length > many) continue;
+    seen.add(item.data.type);
+    state.expanded.add(item.id);
+    boxes += inner.length;
+    queue.unshift(...inner.filter((child) => child.kind === "module"));
+  }
+}

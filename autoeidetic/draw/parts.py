@@ -1,0 +1,175 @@
+"""What a drawing consists of: plain, frozen data, the one description that every format is made of.
+
+Ids are strings. Names, operators and source lines are data from the user's model, and never
+markup; each format escapes them in its own way. Layout is no part of it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+FORMAT = "autoeidetic-drawing"
+VERSION = 1
+#: Owners in a heat map that are no task: nobody yet, and the input, which every task may read.
+FREE = -1
+INPUT = -2
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """The place of a block in a run of consecutive blocks of the same structure."""
+
+    of: str
+    index: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Module:
+    """A box that holds others: one call of a module, or a list of modules."""
+
+    id: str
+    path: str
+    name: str
+    type: str
+    parent: str | None
+    parameters: int
+    repeat: Repeat | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a node does in a group."""
+
+    group: str
+    role: str
+
+
+@dataclass(frozen=True)
+class Node:
+    """One call of a layer, one operator, an input, an output, or the place of a failure.
+
+    ``carries`` are the groups whose channels its value holds; ``classes`` says how many classes
+    there are in it. ``nested``: it is evaluated level by level.
+    """
+
+    id: str
+    module: str
+    kind: str
+    label: str
+    type: str
+    path: str
+    shape: tuple[int, ...] = ()
+    parameters: int = 0
+    parameter_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    classes: int = 0
+    line: str = ""
+    groups: tuple[Part, ...] = ()
+    carries: tuple[str, ...] = ()
+    locked: str = ""
+    nested: bool = False
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A value that goes from one node to another.
+
+    ``kind``: ``consumes`` (a weight reads it), ``coupled`` (goes on channel by channel),
+    ``gates`` (the target needs it without a weight that could be zeroed), ``normalises``.
+    """
+
+    source: str
+    target: str
+    kind: str
+    groups: tuple[str, ...]
+    operator: str
+    line: str
+
+
+@dataclass(frozen=True)
+class DrawnGroup:
+    """A group of the analysis, and where it is in the drawing.
+
+    ``nodes`` are its members, ``readers`` have weights that read it, ``couplers`` are the
+    operators that hold it together.
+    """
+
+    id: str
+    name: str
+    size: int
+    elements: int
+    colour: int
+    members: tuple[dict[str, Any], ...]
+    nodes: tuple[str, ...]
+    readers: tuple[str, ...]
+    couplers: tuple[str, ...]
+    bonds: tuple[dict[str, Any], ...]
+    requires: tuple[str, ...]
+    locked: str
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """A task of a network, with the size of its heads."""
+
+    name: str
+    index: int
+    classes: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a model could be drawn only in part, and where."""
+
+    module: str
+    operator: str
+    line: str
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The figures of a model at a glance."""
+
+    parameters: int
+    groups: int = 0
+    classes: int = 0
+    locked_share: float = 0.0
+    captured_by: str = ""
+    operators: int = 0
+    nested: int = 0
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A model as boxes, arrows and groups; with tasks, who owns what."""
+
+    title: str
+    summary: Summary
+    modules: tuple[Module, ...]
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    groups: tuple[DrawnGroup, ...] = ()
+    tasks: tuple[TaskEntry, ...] = ()
+    ownership: dict[str, Any] = field(default_factory=dict)
+    failure: Failure | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: the form that pages and other programs read."""
+        return {"format": FORMAT, "version": VERSION, **_plain(asdict(self))}
+
+    def to_json(self, indent: int | None = None) -> str:
+        """:meth:`to_dict` as JSON."""
+        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=True)
+
+
+def _plain(value: Any) -> Any:
+    """Lists for tuples, as JSON has it."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value
