@@ -269,7 +269,7 @@ class EideticNet(Drawable, Answering):
             self.owners,
             scores,
             fraction,
-            allocation=named(by).allocation,
+            over_network=named(by).over_network,
             since_start=since_start,
         )
         self.owners = self.owners.pruning(chosen)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from .allocate import ALLOCATIONS, Demand
 from .blueprint import Blueprint
 from .owners import FREE, Owners
 from .structure import Group, reach
@@ -18,14 +19,15 @@ def choose(
     scores: Array,
     fraction: float,
     *,
-    allocation: str = "alike",
+    over_network: bool = False,
     since_start: bool = False,
 ) -> Array:
     """The lowest-scored fraction of the prunable classes (a boolean vector).
 
-    How many each group gives up is for the :mod:`allocation <autoeidetic.allocate>` to say. The
-    fraction is one of the classes in training now, or ``since_start`` of those that were in
-    training before any was pruned.
+    Every group gives up the same fraction, or, ``over_network``, as many as are among the lowest
+    of the whole network, after scores were divided by their length in the group. The fraction is
+    one of the classes in training now, or ``since_start`` of those that were in training before
+    any was pruned.
 
     What is kept is closed under requires: with a class goes everything that requires it, and
     counts towards the fraction of its own group. Groups that others require are dealt with
@@ -37,17 +39,10 @@ def choose(
     reached = reach(plan.requires, plan.classes + 1).reshape(-1, 2)
     worth = _with_dependents(reached, owners, _comparable(blueprint, owners, scores))
     prunable = owners.in_training & ~_spared(blueprint, reached, owners, worth) & ~owners.locked
-    demand = Demand(
-        blueprint,
-        owners,
-        worth,
-        prunable,
-        prices=_with_dependents(reached, owners, scores),
-        elements=_with_dependents(reached, owners, plan.elements),
-        fraction=fraction,
-        since_start=since_start,
-    )
-    wanted = ALLOCATIONS[allocation](demand)
+    if over_network:
+        wanted = _ranked(blueprint, owners, worth, prunable, fraction, since_start)
+    else:
+        wanted = _alike(blueprint, owners, fraction, since_start)
     chosen = np.zeros_like(owners.pruned)
     for group in _required_first(blueprint):
         classes = np.asarray(group.classes)
@@ -68,6 +63,40 @@ def _comparable(blueprint: Blueprint, owners: Owners, scores: Array) -> Array:
         length = float(np.linalg.norm(scores[classes]))
         result[classes] = scores[classes] / length if length > 0 else 0.0
     return result
+
+
+def _alike(
+    blueprint: Blueprint, owners: Owners, fraction: float, since_start: bool
+) -> dict[str, int]:
+    """The same fraction of every group."""
+    return {
+        group.name: _left(owners, list(group.classes), fraction, since_start)
+        for group in blueprint.groups
+    }
+
+
+def _ranked(
+    blueprint: Blueprint,
+    owners: Owners,
+    worth: Array,
+    prunable: Array,
+    fraction: float,
+    since_start: bool,
+) -> dict[str, int]:
+    """However many of a group are among the lowest of the network."""
+    members = [c for group in blueprint.groups for c in group.classes]
+    number = _left(owners, members, fraction, since_start)
+    candidates = prunable.nonzero()[0]
+    lowest = np.zeros_like(prunable)
+    lowest[candidates[np.argsort(worth[candidates], kind="stable")][:number]] = True
+    return {group.name: int(lowest[list(group.classes)].sum()) for group in blueprint.groups}
+
+
+def _left(owners: Owners, classes: list[int], fraction: float, since_start: bool) -> int:
+    """How many more of these make up the fraction."""
+    inside = owners.free if since_start else owners.in_training
+    before = int(owners.pruned[classes].sum()) if since_start else 0
+    return max(math.floor(fraction * int(inside[classes].sum()) + 0.5) - before, 0)
 
 
 def _with_dependents(reached: Array, owners: Owners, scores: Array) -> Array:

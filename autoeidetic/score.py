@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from . import parallel
-from .allocate import ALLOCATIONS
 from .errors import InputError
 from .values import core, varies
 
@@ -40,16 +39,16 @@ class ScoreData:
 
 @dataclass(frozen=True)
 class Score:
-    """A registered score, and the :mod:`allocation <autoeidetic.allocate>` that goes with it."""
+    """A registered score; ``over_network`` tells that it is ranked over the whole network."""
 
     function: Callable[[EideticNet, ScoreData | None], Worth]
-    allocation: str
+    over_network: bool
 
 
 _SCORES: dict[str, Score] = {}
 
 
-def score(name: str, *, allocation: str = "alike") -> Callable[[Any], Any]:
+def score(name: str, *, over_network: bool = False) -> Callable[[Any], Any]:
     """Register a score function: (network, data) -> a tensor of worths per parameter name.
 
     It may as well return one worth per class, a vector of length ``net.blueprint.plan.classes +
@@ -57,9 +56,8 @@ def score(name: str, *, allocation: str = "alike") -> Callable[[Any], Any]:
 
     Args:
         name: what users pass as ``pruning=`` or ``by=``.
-        allocation: how many units each group gives up: ``"alike"``, the same share of each;
-            ``"ranking"``, the lowest of the whole network go; ``"price"``, those worth least per
-            parameter go, within limits for every group.
+        over_network: False, every group of units gives up the same share; True, the lowest of
+            the whole network go, after the scores of a group were brought to the length 1.
 
     Example:
         >>> import autoeidetic
@@ -68,18 +66,12 @@ def score(name: str, *, allocation: str = "alike") -> Callable[[Any], Any]:
         ...     return {name: p.abs() == p.abs().max() for name, p in net.backbone.named_parameters()}
     """  # noqa: E501
 
-    if allocation not in ALLOCATIONS:
-        raise InputError(
-            f"there is no allocation {allocation!r}",
-            remedy=f"use one of {', '.join(sorted(ALLOCATIONS))}",
-        )
-
     def register(function: Any) -> Any:
         if name in _SCORES:
             raise InputError(
                 f"there is a score {name!r} already", remedy="register it by another name"
             )
-        _SCORES[name] = Score(function, allocation)
+        _SCORES[name] = Score(function, over_network)
         return function
 
     return register
@@ -159,7 +151,7 @@ def random(net: EideticNet, data: Any) -> Worth:
     return torch.rand(net.blueprint.plan.classes + 1, dtype=torch.float64).numpy()
 
 
-@score("taylor", allocation="ranking")
+@score("taylor", over_network=True)
 def taylor(net: EideticNet, data: ScoreData | None) -> Worth:
     """First-order Taylor expansion of the loss (Molchanov et al.), ranked over the network.
 
@@ -189,17 +181,17 @@ def taylor(net: EideticNet, data: ScoreData | None) -> Worth:
     return total / batches
 
 
-@score("hybrid", allocation="price")
+@score("hybrid", over_network=True)
 def hybrid(net: EideticNet, data: ScoreData | None) -> Worth:
-    """Taylor and magnitude together, and capacity is freed where it is cheapest.
+    """Taylor and magnitude together, ranked over the network.
 
-    A class is worth the geometric mean of its Taylor score and its sum of squares: both must say
-    that it can go. Which groups give up more is decided by the worth of a class per parameter
-    element that it frees, because elements are what later tasks get; but every group gives up
-    some, because later tasks need units in every layer.
+    The geometric mean of two lengths: the change of the loss without the class (the root of its
+    Taylor score) and the norm of its parameters. A class must be unimportant to both to go first.
+    Lengths differ less than the squares that Taylor ranks, so layers near the output are not
+    emptied first; and, unlike with magnitude alone, layers that matter more keep more.
     """
     influence, size = taylor(net, data), _by_class(net, l2(net, data))
-    return np.sqrt(influence * size)
+    return np.power(influence * size, 0.25)
 
 
 @contextmanager

@@ -90,12 +90,12 @@ def test_scores_and_routers_are_those_there_are() -> None:
     """Those of the package; an example that ran before may have registered others."""
     scores = sys.modules["autoeidetic.score"]
     written = {
-        ast.literal_eval(name): ast.literal_eval(allocation.strip("`"))
-        for names, _, allocation in table(ROOT / "docs/training.md", "`pruning=`")
+        ast.literal_eval(name): ast.literal_eval(over_network.strip("`"))
+        for names, _, over_network in table(ROOT / "docs/training.md", "`pruning=`")
         for name in names.replace("`", "").split(", ")
     }
     own = {
-        n: s.allocation for n, s in scores._SCORES.items() if vars(scores).get(n) is s.function
+        n: s.over_network for n, s in scores._SCORES.items() if vars(scores).get(n) is s.function
     }
     assert written == own
     kinds = {row[0].strip('`"') for row in table(ROOT / "docs/routing.md", "`by=`")}

@@ -87,12 +87,23 @@ def test_taylor_leaves_no_trace() -> None:
     assert all((p.grad == 1).all() for p in net.parameters())
 
 
-def pruned(net: autoeidetic.EideticNet, scores: Any, fraction: float, allocation: str) -> list[int]:
+def test_hybrid_is_between_its_parents() -> None:
+    """The geometric mean of the change of the loss and the norm of the parameters."""
+    net = network(6, 7)
+    data = ScoreData(BATCHES, loss)
+    taylor, l2, hybrid = (class_scores(net, by, data) for by in ("taylor", "l2", "hybrid"))
+    assert np.allclose(np.square(hybrid), np.sqrt(taylor) * np.sqrt(l2))
+    assert hybrid[units(net, 0)].min() > 0
+
+
+def pruned(
+    net: autoeidetic.EideticNet, scores: Any, fraction: float, over_network: bool
+) -> list[int]:
     """How many units each layer gives up."""
     vector = np.zeros(net.blueprint.plan.classes + 1)
     for layer, values in enumerate(scores):
         vector[units(net, layer)] = values
-    chosen = choose(net.blueprint, net.owners, vector, fraction, allocation=allocation)
+    chosen = choose(net.blueprint, net.owners, vector, fraction, over_network=over_network)
     for layer, values in enumerate(scores):
         own = np.asarray(units(net, layer))
         gone = chosen[own]
@@ -105,48 +116,20 @@ def test_ranking() -> None:
     """The same share of each layer, or the lowest of all."""
     net = network(10, 10)
     low, high = np.linspace(0.1, 1, 10), np.linspace(0.9, 1, 10)
-    assert pruned(net, (low, high), 0.4, "alike") == [4, 4]
+    assert pruned(net, (low, high), 0.4, False) == [4, 4]
     # divided by their lengths, 8 of the 20 are taken
     every = np.concatenate([low / np.linalg.norm(low), high / np.linalg.norm(high)])
     lowest = np.argsort(every)[:8]
     by_rank = [int((lowest < 10).sum()), int((lowest >= 10).sum())]
     assert by_rank[0] > by_rank[1]
-    assert pruned(net, (low, high), 0.4, "ranking") == by_rank
-
-
-def test_price() -> None:
-    """Of all ways within the limits that free enough, the one that gives up the least worth."""
-    net = network(12, 12)
-    plan = net.blueprint.plan
-    size = [int(plan.elements[units(net, layer)[0]]) for layer in range(2)]
-    assert size == [6, 13]  # weights and bias of a unit
-    generator = np.random.default_rng(0)
-    for _ in range(50):
-        fraction = generator.uniform(0.1, 0.9)
-        scores = [np.sort(generator.uniform(0, k, 12)) for k in generator.uniform(0.1, 20, 2)]
-        same = pruned(net, scores, fraction, "alike")
-        found = pruned(net, scores, fraction, "price")
-        freed = sum(n * s for n, s in zip(found, size, strict=True))
-        wanted = sum(n * s for n, s in zip(same, size, strict=True))
-        assert wanted <= freed < wanted + max(size)
-        for n, uniform in zip(found, same, strict=True):
-            kept, usual = 12 - n, 12 - uniform
-            assert 0.25 * usual <= kept <= 1.75 * usual + 0.5
-        cost = [sum(s[:n].sum() for s, n in zip(scores, way, strict=True)) for way in (same, found)]
-        assert cost[1] <= cost[0] + max(s[n - 1] for s, n in zip(scores, found, strict=True) if n)
-
-
-def test_unknown_allocation() -> None:
-    with pytest.raises(autoeidetic.InputError, match=r"(?s)'best'.*alike, price, ranking"):
-        autoeidetic.score("test-nothing", allocation="best")
+    assert pruned(net, (low, high), 0.4, True) == by_rank
 
 
 def test_no_layer_is_emptied_across_the_network() -> None:
     net = network(10, 10)
     nothing, much = np.full(10, 1e-9), np.arange(1.0, 11)
     nothing[0] = 1.0  # alone it has all the length of its group
-    assert pruned(net, (nothing, much), 1.0, "ranking") == [9, 9]
-    assert pruned(net, (nothing, much), 1.0, "price") == [9, 9]
+    assert pruned(net, (nothing, much), 1.0, True) == [9, 9]
 
 
 def test_since_start_adds_up() -> None:
