@@ -33,7 +33,7 @@ def table(name: str, record: Record) -> str:
         "",
     ]
     if "scores" in record:
-        lines += _scores(record["scores"], PAPER_SPLIT if name == "split-mnist" else {})
+        lines += _scores(record["scores"], PAPER_SPLIT if name.endswith("split-mnist") else {})
     elif "curves" in record:
         lines += _curves(record)
     elif "ours" in record:

@@ -17,10 +17,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 RESULTS = Path(__file__).parent / "results"
 GIB = 2**30
@@ -35,38 +38,77 @@ def run_all(
     seconds: float = 300.0,
     gibibytes: float = 12.0,
     workers: int = 1,
+    retry: bool = False,
+    tell: Callable[[Record], str] | None = None,
 ) -> list[Record]:
-    """Call ``measure(name)`` for each name that ``into`` has no result for yet."""
+    """Call ``measure(name)`` for each name that ``into`` has no result for yet.
+
+    Args:
+        seconds: the time limit of a model.
+        gibibytes: its memory limit, of data that is its own.
+        workers: how many run at a time.
+        retry: measure those again that failed before.
+        tell: what to print of a record as it comes, on stdout; by default one line on stderr.
+    """
     import timm  # noqa: F401  before the fork, so that every process has them at once
 
     import autoeidetic  # noqa: F401
 
     names = list(dict.fromkeys(names))
     done = {record["model"]: record for record in read(into)}
-    into.parent.mkdir(parents=True, exist_ok=True)
-    waiting = deque(name for name in names if name not in done)
+    waiting = deque(n for n in names if n not in done or (retry and "error" in done[n]))
+    bar = tqdm(total=len(names), initial=len(names) - len(waiting), unit="model", disable=None)
     running: list[_Job] = []
-    while waiting or running:
-        while waiting and len(running) < workers:
-            running.append(_start(measure, waiting.popleft(), seconds, gibibytes))
-        for job in _ended(running):
-            running.remove(job)
-            record = _collect(job, seconds)
-            done[job.name] = record
-            with into.open("a") as file:
-                file.write(json.dumps(record) + "\n")
-            took = time.perf_counter() - job.start
-            outcome = record.get("error", "ok")
-            number = sum(name in done for name in names)
-            print(f"[{number}/{len(names)}] {job.name}: {outcome} ({took:.1f} s)", file=sys.stderr)
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                running.append(_start(measure, waiting.popleft(), seconds, gibibytes))
+            for job in _ended(running):
+                running.remove(job)
+                record = {**_collect(job, seconds), "date": _today()}
+                done[job.name] = record
+                append(into, record)
+                bar.update()
+                if tell is not None:
+                    tqdm.write(tell(record), file=sys.stdout)
+                    continue
+                took = time.perf_counter() - job.start
+                line = f"{job.name}: {record.get('error', 'ok')} ({took:.1f} s)"
+                number = len(names) - len(waiting) - len(running)
+                tqdm.write(f"[{number}/{len(names)}] {line}", file=sys.stderr)
+    finally:
+        bar.close()
+        for job in running:
+            job.process.kill()
     return [done[name] for name in names]
 
 
 def read(path: Path) -> list[Record]:
-    """The records of a file of JSON lines; none when there is no file yet."""
+    """The records of a file of JSON lines, without one that a killed run left half written."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    records = []
+    for line in path.read_text().splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return records
+
+
+def append(path: Path, record: Record) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        if file.seek(0, 2) and path.read_bytes()[-1:] != b"\n":
+            file.write(b"\n")  # after a line that was cut short
+        file.write(json.dumps(record).encode() + b"\n")
+
+
+def forget(path: Path, names: Iterable[str]) -> None:
+    """Drop the records of some models, so that they are measured again."""
+    kept = [record for record in read(path) if record["model"] not in set(names)]
+    if path.exists():
+        path.write_text("".join(json.dumps(record) + "\n" for record in kept))
 
 
 @dataclass(frozen=True)
@@ -117,8 +159,14 @@ def _child(
     try:
         record = measure(name)
     except Exception as error:  # whatever a model or a tool may raise
-        record = {"error": short(error)}
+        needs = f"needs more than {gibibytes:g} GiB: " if is_lack_of_memory(error) else ""
+        record = {"error": needs + short(error)}
     sender.send(record)
+
+
+def is_lack_of_memory(error: BaseException) -> bool:
+    """Is it the memory limit that this error comes from?"""
+    return isinstance(error, MemoryError) or "allocate memory" in str(error)
 
 
 def _limit_memory(gibibytes: float) -> None:
@@ -160,18 +208,36 @@ def short(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[0] if text else ''}"[:300]
 
 
-def setting() -> Record:
-    """What the numbers were measured with."""
-    import timm
+def setting(*packages: str, records: Iterable[Record] = ()) -> Record:
+    """What the numbers were measured with: torch, timm, and those of the packages there are.
+
+    The date is that of the records, which may be older than the run that reports them.
+    """
     import torch
 
+    dates = sorted({record.get("date", "unknown") for record in records}) or [_today()]
     return {
-        "date": time.strftime("%Y-%m-%d"),
+        "date": " to ".join(dict.fromkeys((dates[0], dates[-1]))),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "timm": timm.__version__,
+        **{name: _version(name) for name in ("timm", *packages) if _version(name)},
         "machine": f"{platform.machine()}, {_processor()}",
     }
+
+
+def setting_line(setting: Record) -> str:
+    return ", ".join(f"{key} {value}" for key, value in setting.items())
+
+
+def _today() -> str:
+    return time.strftime("%Y-%m-%d")
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _processor() -> str:

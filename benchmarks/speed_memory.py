@@ -14,36 +14,48 @@ from typing import Any
 from torch import Tensor, nn
 
 from benchmarks.runner import Record
-from benchmarks.workloads import build, converted
+from benchmarks.workloads import build, converted, masked
 
 BEFORE, AFTER = 0.1, 1.1  # of the model's bytes, of the frozen values' bytes
+STATE, FILE, ALIVE = "parameters and buffers", "file", "all tensors alive"
 
 
 def memory(name: str) -> Record:
-    """Added bytes before the first ``finish_task`` and after it."""
+    """Added bytes before the first ``finish_task`` and after it, ours and the reference's."""
     model, x, labels = build(name)
     plain = state_bytes(model)
-    net = converted(model, x)
     others = [*model.parameters(), *model.buffers(), x, labels]
-    rows = [
-        _row(f"{what}, before the first finish", BEFORE, plain, size - plain)
-        for what, size in sizes(net, others).items()
-    ]
+    net = converted(model, x)
+    before = {what: size - plain for what, size in sizes(net, others).items()}
     net.prune(0.5)
     net.finish_task()
+    after = {what: size - plain for what, size in sizes(net, others).items()}
     frozen = frozen_bytes(net)
-    rows += [
-        _row(f"{what}, after it", AFTER, frozen, size - plain)
-        for what, size in sizes(net, others).items()
+    masks = _of_reference(model, x)
+    rows = [
+        _row(f"{what}, {when}", None if what == ALIVE else budget, size, added, masks.get(what))
+        for when, budget, size, found in (
+            ("before the first finish", BEFORE, plain, before),
+            ("after it", AFTER, frozen, after),
+        )
+        for what, added in found.items()
     ]
     return {"rows": rows, "bytes": plain}
 
 
+def _of_reference(model: nn.Module, x: Tensor) -> dict[str, int]:
+    """What its masks add after a forward pass; the same whatever is frozen."""
+    plain, before = state_bytes(model), alive_bytes()
+    net = masked(model, x)
+    net(x)
+    return {STATE: state_bytes(net) - plain, ALIVE: alive_bytes() - before - plain}
+
+
 def sizes(net: Any, others: Iterable[Tensor]) -> dict[str, int]:
     return {
-        "parameters and buffers": state_bytes(net),
-        "file": file_bytes(net),
-        "all tensors alive (no budget)": alive_bytes() - storage_bytes(others),
+        STATE: state_bytes(net),
+        FILE: file_bytes(net),
+        ALIVE: alive_bytes() - storage_bytes(others),
     }
 
 
@@ -76,12 +88,14 @@ def alive_bytes() -> int:
     return storage_bytes(o for o in gc.get_objects() if issubclass(type(o), Tensor))
 
 
-def _row(what: str, budget: float, reference: int, added: int) -> Record:
-    limit = None if "no budget" in what else budget
-    return {
-        "what": what.replace(" (no budget)", ""),
-        "budget": limit,
-        "plain": reference,
+def _row(what: str, budget: float | None, plain: int, added: int, masks: int | None) -> Record:
+    row = {
+        "what": what,
+        "budget": budget,
+        "plain": plain,
         "converted": added,
-        "ratio": added / reference,
+        "ratio": added / plain,
     }
+    if masks is not None:
+        row |= {"reference": masks, "reference_ratio": masks / plain}
+    return row

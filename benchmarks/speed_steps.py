@@ -1,7 +1,7 @@
 """How long a converted network takes: training steps, evaluation, pruning.
 
-Sections of ``benchmarks/speed.py``. Plain and converted model alternate in one process; see
-README.md in this directory.
+Sections of ``benchmarks/speed.py``. The plain model, the converted one and the reference
+implementation's way of masking alternate in one process; see README.md in this directory.
 """
 
 from __future__ import annotations
@@ -9,19 +9,24 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from itertools import permutations
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.reference_masks import ReferenceNet
 from benchmarks.runner import Record, seconds_of
-from benchmarks.workloads import CLASSES, build, converted
+from benchmarks.workloads import CLASSES, build, converted, masked
 
 Action = Callable[[], object]
 PRUNED = (0.8, 0.75, 2 / 3, 0.5, 0.0)  # by each of five tasks: each keeps a fifth of all
 LONGEST = 30.0  # seconds for the rounds of one comparison
 ROUNDS = 40
+WARM_UPS = 3
+PRUNINGS = 7
 
 
 # -- timing ---------------------------------------------------------------------------------------
@@ -33,30 +38,35 @@ def timed(action: Action) -> tuple[float, float]:
     return seconds_of(action), time.process_time() - cpu
 
 
-def compare(plain: Action, other: Action) -> Record:
-    """Both by turns, the order changing; medians, and the median of each round's ratio.
+def compare(ways: dict[str, Action]) -> Record:
+    """All by turns, in every order; medians, and the medians of each round's ratios.
 
-    The processor's time tells what a shared machine hides, and nothing of waiting.
+    Ratios are to the plain model. The processor's time tells what a shared machine hides, and
+    nothing of waiting.
     """
-    for _ in range(3):
-        plain()
-        other()
+    for _ in range(WARM_UPS):
+        for action in ways.values():
+            action()
     gc.collect()
-    pairs: list[tuple[tuple[float, float], tuple[float, float]]] = []
+    orders = list(permutations(ways))
+    rounds: list[dict[str, tuple[float, float]]] = []
     start = time.perf_counter()
-    while len(pairs) < ROUNDS and time.perf_counter() - start < LONGEST:
-        if len(pairs) % 2:
-            second, first = timed(other), timed(plain)
-        else:
-            first, second = timed(plain), timed(other)
-        pairs.append((first, second))
-    return {
-        "plain": median(a for (a, _), _ in pairs),
-        "converted": median(b for _, (b, _) in pairs),
-        "ratio": median(b / a for (a, _), (b, _) in pairs),
-        "cpu_ratio": median(b / a for (_, a), (_, b) in pairs),
-        "rounds": len(pairs),
-    }
+    while len(rounds) < ROUNDS and time.perf_counter() - start < LONGEST:
+        order = orders[len(rounds) % len(orders)]
+        rounds.append({name: timed(ways[name]) for name in order})
+    return ratios(rounds)
+
+
+def ratios(rounds: list[dict[str, tuple[float, float]]]) -> Record:
+    """Of seconds by the clock and of the processor, for each way in each round."""
+    record: Record = {"rounds": len(rounds)}
+    for name in rounds[0]:
+        prefix = "" if name == "converted" else f"{name}_"
+        record[name] = median(one[name][0] for one in rounds)
+        if name != "plain":
+            record[f"{prefix}ratio"] = median(r[name][0] / r["plain"][0] for r in rounds)
+            record[f"{prefix}cpu_ratio"] = median(r[name][1] / r["plain"][1] for r in rounds)
+    return record
 
 
 def stepper(
@@ -72,7 +82,7 @@ def stepper(
     return step
 
 
-def _optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
+def optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
     if kind == "sgd":
         return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     return torch.optim.AdamW(model.parameters(), lr=1e-5, fused=kind == "adamw, fused" or None)
@@ -86,73 +96,87 @@ def step(name: str) -> Record:
     model, x, labels = build(name)
     rows = []
     for kind in ("sgd", "adamw, fused", "adamw"):
-        plain = stepper(model, x, labels, _optimizer(kind, model))
-        net = converted(model, x)
-        action = stepper(net, x, labels, _optimizer(kind, net))
-        rows.append({"what": f"task 0, {kind}", "budget": 1.03, **compare(plain, action)})
-        net.prune(0.25)
-        net.finish_task()
-        net.prepare_for_task(1, num_classes=CLASSES, on_full="reuse")
-        later = stepper(net, x, labels, _optimizer(kind, net))
+        plain = stepper(model, x, labels, optimizer(kind, model))
+        net, reference = converted(model, x), masked(model, x)
+        ways = {"plain": plain}
+        ways["converted"] = stepper(net, x, labels, optimizer(kind, net))
+        ways["reference"] = stepper(reference, x, labels, optimizer(kind, reference))
+        rows.append({"what": f"task 0, {kind}", "budget": 1.03, **compare(ways)})
+        for other in (net, reference):
+            other.prune(0.25)
+            other.finish_task()
+        next_task(net, reference)
+        ways["converted"] = stepper(net, x, labels, optimizer(kind, net))
+        ways["reference"] = stepper(reference, x, labels, optimizer(kind, reference))
         budget = 0.85 if name == "vit_tiny" else 0.75
         what = f"task 1, {net.capacity().tasks[0]:.0%} of the elements frozen, {kind}"
-        rows.append({"what": what, "budget": budget, **compare(plain, later)})
+        rows.append({"what": what, "budget": budget, **compare(ways)})
     return {"rows": rows}
+
+
+def next_task(net: Any, reference: ReferenceNet) -> None:
+    net.prepare_for_task(reference.task, num_classes=CLASSES, on_full="reuse")
+    reference.prepare_for_task()
 
 
 def evaluate(name: str) -> Record:
     """A forward pass in eval mode with one finished task and with five."""
     model, x, labels = build(name)
-    net = converted(model, x)
+    net, reference = converted(model, x), masked(model, x)
     rows = []
     budget = 1.25 if name == "vit_tiny" else 1.03
     for task, fraction in enumerate(PRUNED):
-        stepper(net, x, labels, _optimizer("sgd", net))()
-        if fraction:
-            net.prune(fraction)
-        net.finish_task()
+        stepper(net, x, labels, optimizer("sgd", net))()
+        for other in (net, reference):
+            if fraction:
+                other.prune(fraction)
+            other.finish_task()
         if task in (0, len(PRUNED) - 1):
-            plain, other = _forward(model, x), _forward(net, x)
             what = f"{task + 1} finished task{'s' if task else ''}"
-            rows.append({"what": what, "budget": budget, **compare(plain, other)})
+            ways = {"plain": model, "converted": net, "reference": reference}
+            found = compare({way: forward(each, x) for way, each in ways.items()})
+            rows.append({"what": what, "budget": budget, **found})
         if task + 1 < len(PRUNED):
-            net.prepare_for_task(task + 1, num_classes=CLASSES, on_full="reuse")
+            next_task(net, reference)
     return {"rows": rows}
 
 
-def _forward(model: nn.Module, x: Tensor) -> Action:
+def forward(model: nn.Module, x: Tensor) -> Action:
     model.eval()
 
-    def forward() -> None:
+    def action() -> None:
         with torch.no_grad():
             model(x)
 
-    return forward
+    return action
 
 
 def prune(name: str) -> Record:
     """``prune(by="l2")`` and ``finish_task`` against one training step of the plain model."""
     model, x, labels = build(name)
-    plain = stepper(model, x, labels, _optimizer("sgd", model))
+    plain = stepper(model, x, labels, optimizer("sgd", model))
     plain()
-    steps, prunings, finishes = [], [], []
-    for _ in range(7):
-        net = converted(model, x)
-        stepper(net, x, labels, _optimizer("sgd", net))()
+    rounds, prunings, finishes = [], [], []
+    for _ in range(PRUNINGS):
+        net, reference = converted(model, x), masked(model, x)
+        for other in (net, reference):
+            stepper(other, x, labels, optimizer("sgd", other))()
         gc.collect()
-        steps.append(timed(plain))
+        found = {"plain": timed(plain), "reference": timed(lambda r=reference: _pruned(r))}
         prunings.append(timed(lambda net=net: net.prune(0.5, by="l2")))
         finishes.append(timed(net.finish_task))
-    rounds = list(zip(steps, prunings, finishes, strict=True))
+        parts = zip(prunings[-1], finishes[-1], strict=True)
+        rounds.append({**found, "converted": tuple(a + b for a, b in parts)})
     row = {
         "what": "prune + finish_task",
         "budget": 2.0,
-        "plain": median(a for a, _ in steps),
         "prune": median(a for a, _ in prunings),
         "finish": median(a for a, _ in finishes),
-        "converted": median(b[0] + c[0] for _, b, c in rounds),
-        "ratio": median((b[0] + c[0]) / a[0] for a, b, c in rounds),
-        "cpu_ratio": median((b[1] + c[1]) / a[1] for a, b, c in rounds),
-        "rounds": len(rounds),
+        **ratios(rounds),
     }
     return {"rows": [row]}
+
+
+def _pruned(reference: ReferenceNet) -> None:
+    reference.prune(0.5)
+    reference.finish_task()

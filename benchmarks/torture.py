@@ -1,35 +1,25 @@
-"""No bit moved: three tasks in a row on the smallest model of every family.
+"""No bit moved: three tasks in a row, with hostile optimizers, on one model.
 
-    python benchmarks/torture.py --workers 2              # timm's 97 families, torchvision's 22
-    python benchmarks/torture.py --models test_resnet torchvision/swin_t
-
-Writes results/torture.json and results/torture.md (for all models) and prints the report.
-See README.md in this directory for what is done to each model.
+The stage ``verify`` of ``benchmarks/zoo.py``. See README.md in this directory for what is done.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from benchmarks.families import SMALLEST
-from benchmarks.runner import RESULTS, Record, run_all, seconds_of, setting, short
-from benchmarks.torture_models import TORCHVISION, build, image, randomize
+from autoeidetic.inputs import CallInputs
+from benchmarks.runner import Record, is_lack_of_memory, seconds_of, short
+from benchmarks.torture_models import CLASSES, randomize, small_batch, varied
+from benchmarks.zoo_models import as_example, build, logits
 
-ENOUGH_FREE = 0.3
 STEPS = 2  # with each optimizer
 CLIP = 5.0  # norm of the gradient: two images make the gradients of some norms huge
 LARGEST = 1e4  # output that is still a sensible one
@@ -38,38 +28,6 @@ RATES = (1e-2, 1e-3, 1e-4)  # the next one when a model diverges
 
 class DivergenceError(Exception):
     """The loss or an output is not finite: the learning rate is too high for this model."""
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--models", nargs="+", metavar="NAME", help="instead of all families")
-    parser.add_argument("--workers", type=int, default=1, help="models at a time")
-    parser.add_argument("--seconds", type=float, default=900.0, help="time limit of a model")
-    parser.add_argument("--memory", type=float, default=18.0, help="memory limit in GiB")
-    parser.add_argument("--fresh", action="store_true", help="forget earlier results")
-    options = parser.parse_args()
-    names = options.models or [*SMALLEST.values(), *(f"torchvision/{n}" for n in TORCHVISION)]
-    into = RESULTS / "torture.jsonl"
-    if options.fresh:
-        into.unlink(missing_ok=True)
-    records = run_all(
-        measure,
-        names,
-        into,
-        seconds=options.seconds,
-        gibibytes=options.memory,
-        workers=options.workers,
-    )
-    text = report(records)
-    print(text)
-    if not options.models:
-        content = {"setting": setting(), "models": records}
-        (RESULTS / "torture.json").write_text(json.dumps(content, indent=1) + "\n")
-        (RESULTS / "torture.md").write_text(text + "\n")
-    return 0 if all(is_ok(record) for record in records) else 1
-
-
-# -- one model, in its own process ----------------------------------------------------------------
 
 
 def measure(name: str) -> Record:
@@ -87,6 +45,8 @@ def measure(name: str) -> Record:
             diverged.append(f"at {record['rate']:g} in {record['phase']}: {short(error)}")
             continue
         except Exception as error:  # whatever a model or the library may raise
+            if is_lack_of_memory(error):
+                raise
             record["error"] = f"{record['phase']}: {short(error)}"
         return record
     return {**record, "error": f"diverged at every rate, last {diverged[-1]}"}
@@ -97,18 +57,18 @@ def _torture(name: str, record: Record) -> None:
     import autoeidetic
 
     torch.manual_seed(0)
-    model = build(name)
-    x = image(model)
-    record["size"] = list(x.shape[1:])
+    model = build(name, CLASSES)
+    x = small_batch(model)
+    record["size"] = list(pytree.tree_leaves((x.args, x.kwargs))[0].shape[1:])
     randomize(model)
     record["phase"] = "convert"
-    net = autoeidetic.convert(model, x)
+    net = autoeidetic.convert(model, as_example(x), inplace=True)
     watch = Watch(net, x, record)
     rate = record["rate"]
 
     with watch.phase("task 0"):
-        net.prepare_for_task(0, num_classes=10)
-        train(net, x, 10, torch.optim.SGD(net.parameters(), lr=rate))
+        net.prepare_for_task(0, num_classes=CLASSES)
+        train(net, x, CLASSES, torch.optim.SGD(net.parameters(), lr=rate))
         net.prune(0.5)
         net.finish_task()
     record["free"] = net.capacity().free
@@ -137,7 +97,7 @@ def _torture(name: str, record: Record) -> None:
     with watch.phase("task 2 trained with carried SGD"):
         train(net, x, 5, carried)
     with watch.phase("verify"):
-        verified = net.verify(x)
+        verified = net.verify(*x.args, **x.kwargs)
         record["verified"] = bool(verified.ok)
         if not verified.ok:
             record["verify"] = str(verified)[:600]
@@ -151,7 +111,7 @@ def _torture(name: str, record: Record) -> None:
 class Watch:
     """Compares the finished tasks' outputs with what they were, after every phase."""
 
-    def __init__(self, net: Any, x: Tensor, record: Record) -> None:
+    def __init__(self, net: Any, x: CallInputs, record: Record) -> None:
         self.net, self.x, self.record = net, x, record
         self.references: dict[int, list[Tensor]] = {}
         record["moved"] = []
@@ -182,29 +142,24 @@ class Watch:
         """The outputs in eval mode; the network goes back to training mode."""
         self.net.eval()
         with torch.no_grad():
-            output = self.net(self.x, task=task)
+            output = self.net(*self.x.args, **self.x.kwargs, task=task)
         self.net.train()
         return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
 
 
-def train(net: Any, x: Tensor, classes: int, optimizer: torch.optim.Optimizer) -> None:
-    """A few ordinary steps in train mode, on images that change and random labels."""
+def train(net: Any, x: CallInputs, classes: int, optimizer: torch.optim.Optimizer) -> None:
+    """A few ordinary steps in train mode, on inputs that change and random labels."""
     net.train()
     for _ in range(STEPS):
-        labels = torch.randint(classes, (len(x),))
-        loss = F.cross_entropy(logits(net(x + 0.1 * torch.randn_like(x))), labels)
+        shown = varied(x)
+        answer = logits(net(*shown.args, **shown.kwargs))
+        loss = F.cross_entropy(answer, torch.randint(classes, answer.shape[:1]))
         if not loss.isfinite():
             raise DivergenceError(f"the loss is {loss.item()}")
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), CLIP)
         optimizer.step()
-
-
-def logits(output: Any) -> Tensor:
-    """Of several outputs (auxiliary classifiers in training) the first, pooled if it is a map."""
-    first = next(leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))
-    return first.flatten(2).mean(2) if first.dim() > 2 else first
 
 
 def adopt(optimizer: torch.optim.Optimizer, net: nn.Module) -> None:
@@ -230,47 +185,12 @@ def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
     return sum(differing(before[key], after[key]) for key in after if key in before) / total
 
 
-# -- the report -----------------------------------------------------------------------------------
-
-
 def is_ok(record: Record) -> bool:
     return "error" not in record and not record["moved"] and bool(record["verified"])
 
 
-def report(records: list[Record]) -> str:
-    ok = [r for r in records if is_ok(r)]
-    free = [r for r in records if r.get("free", 0.0) >= ENOUGH_FREE]
-    slow = [r for r in ok if r["diverged"]]
-    lines = [
-        ", ".join(f"{key} {value}" for key, value in setting().items()),
-        "",
-        f"{len(ok)} of {len(records)} models: no bit of tasks 0 and 1 moved in any phase, and "
-        f"`verify` agrees. In {len(free)} at least {ENOUGH_FREE:.0%} of the backbone's elements "
-        f"are free after `prune(0.5)` of task 0"
-        + (f"; {len(slow)} were trained at a lower rate." if slow else "."),
-        "",
-        *_failures(records),
-        "| model | image | ok | bits moved | free after task 0 | after task 2 | changed by task 1 "
-        "| rate | seconds |",
-        "|---|---|---|---|---|---|---|---|---|",
-        *map(_row, records),
-    ]
-    return "\n".join(lines)
-
-
-def _failures(records: list[Record]) -> list[str]:
-    lines = []
-    bad = [r for r in records if not is_ok(r)]
-    if bad:
-        lines += ["What failed:", "", *[f"- {r['model']}: {_cause(r)}" for r in bad], ""]
-    low = [r for r in records if "free" in r and r["free"] < ENOUGH_FREE]
-    if low:
-        lines += [f"Less than {ENOUGH_FREE:.0%} free after task 0:", ""]
-        lines += [f"- {r['model']}: {r['free']:.1%}" for r in low] + [""]
-    return lines
-
-
-def _cause(record: Record) -> str:
+def cause(record: Record) -> str:
+    """Why a record is not a pass."""
     parts = [record["error"]] if "error" in record else []
     parts += [
         f"{m['elements']} elements of task {m['task']} moved in {m['phase']!r}"
@@ -279,25 +199,3 @@ def _cause(record: Record) -> str:
     if record.get("verified") is False:
         parts.append(f"verify: {record['verify'].strip().splitlines()[0]}")
     return "; ".join(parts)
-
-
-def _row(record: Record) -> str:
-    moved = sum(m["elements"] for m in record.get("moved", []))
-    cells = [
-        record["model"],
-        "x".join(map(str, record.get("size", []))),
-        "yes" if is_ok(record) else "no",
-        str(moved) if "moved" in record else "",
-        *(_percent(record.get(key)) for key in ("free", "free_after", "changed")),
-        f"{record['rate']:g}" if "rate" in record else "",
-        f"{record['seconds']:.0f}" if "seconds" in record else "",
-    ]
-    return f"| {' | '.join(cells)} |"
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""The models of the torture matrix: how they are built, what they are shown, random affines."""
+"""What the torture shows a model, and weights that hide nothing."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-#: The smallest of each of torchvision's classification families.
-TORCHVISION = """
-alexnet convnext_tiny densenet121 efficientnet_b0 efficientnet_v2_s googlenet inception_v3
-maxvit_t mnasnet0_5 mobilenet_v2 mobilenet_v3_small regnet_x_400mf resnet18 resnext50_32x4d
-shufflenet_v2_x0_5 squeezenet1_0 swin_t swin_v2_t vgg11 vgg11_bn vit_b_16 wide_resnet50_2
-""".split()
+from autoeidetic.inputs import CallInputs
+from benchmarks.zoo_models import batch
 
-SMALL = (96, 128, 112)  # tried before a model's own size, for speed
-BATCH = 2
+SMALL = (96, 128, 112)  # pixels tried before a model's own size, for speed
 CLASSES = 10
 
 
-def build(name: str) -> nn.Module:
-    """A timm model, or one of torchvision's by ``torchvision/name``; random weights."""
-    if name.startswith("torchvision/"):
-        import torchvision
+def small_batch(model: nn.Module) -> CallInputs:
+    """Images of the smallest size that the model takes as it is, in eval and in train mode.
 
-        name = name.removeprefix("torchvision/")
-        options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
-        return torchvision.models.get_model(name, num_classes=CLASSES, **options)
-    import timm
-
-    return timm.create_model(name, num_classes=CLASSES)
-
-
-def image(model: nn.Module) -> Tensor:
-    """A batch of the smallest size that the model takes as it is, in eval and in train mode."""
-    from autoeidetic.inputs import call_inputs
-
-    channels, *own = call_inputs(model).args[0].shape[1:]
+    Other inputs than images are of the model's own size.
+    """
+    inputs = batch(model)
+    if inputs.kwargs or inputs.args[0].dim() != 4:
+        return inputs
+    count, channels, *own = inputs.args[0].shape
     for size in SMALL:
-        x = torch.randn(BATCH, channels, size, size)
+        x = torch.randn(count, channels, size, size)
         if size < min(own) and _takes(model, x):
-            return x
-    return torch.randn(BATCH, channels, *own)
+            return CallInputs((x,), {})
+    return inputs
+
+
+def varied(inputs: CallInputs) -> CallInputs:
+    """Other inputs: noise on numbers, a few words exchanged."""
+    args, kwargs = pytree.tree_map_only(Tensor, _varied, (inputs.args, inputs.kwargs))
+    return CallInputs(args, kwargs)
+
+
+def _varied(x: Tensor) -> Tensor:
+    if x.is_floating_point():
+        return x + 0.1 * torch.randn_like(x)
+    shuffled = x.flatten()[torch.randperm(x.numel())].view_as(x)
+    return torch.where(torch.rand(x.shape) < 0.2, shuffled, x)
 
 
 def _takes(model: nn.Module, x: Tensor) -> bool:

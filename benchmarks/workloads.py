@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.reference_masks import ReferenceNet
+
 CLASSES = 10
 IMAGES = (16, 3, 64, 64)
 BATCHES: dict[str, tuple[int, ...]] = {
@@ -27,7 +29,7 @@ def build(name: str) -> tuple[nn.Module, Tensor, Tensor]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if name == "mlp":
-        model = _mlp(784, 2000, 2000, 2000, CLASSES)
+        model = mlp(784, 2000, 2000, 2000, CLASSES)
     elif name == "vit_tiny":
         model = timm.create_model("vit_tiny_patch16_224", img_size=96, num_classes=CLASSES)
     else:
@@ -36,11 +38,16 @@ def build(name: str) -> tuple[nn.Module, Tensor, Tensor]:
     return model, torch.randn(shape), torch.randint(CLASSES, shape[:1])
 
 
-def _mlp(*widths: int) -> nn.Module:
+def mlp(*widths: int) -> nn.Module:
     layers: list[nn.Module] = []
     for wide, next_wide in pairwise(widths):
         layers += [nn.Linear(wide, next_wide), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
+
+
+def masked(model: nn.Module, x: Tensor) -> ReferenceNet:
+    """A copy that is masked as in the reference implementation, ready to train task 0."""
+    return ReferenceNet(copy.deepcopy(model), x)
 
 
 def converted(model: nn.Module, x: Tensor) -> Any:

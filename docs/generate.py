@@ -1,7 +1,7 @@
 """Write docs/operators.md from the registry of rules.
 
-    python docs/generate.py           # write it
-    python docs/generate.py --check   # exit code 1 when it is out of date
+python docs/generate.py           # write it
+python docs/generate.py --check   # exit code 1 when it is out of date
 """
 
 from __future__ import annotations

@@ -534,9 +534,7 @@ def _trial(net: Nested, kept: set[int], *, seeds: int, what: str) -> Report:
     return report
 
 
-def _distance(
-    net: Nested, state: dict[str, Tensor], before: Any, free: Tensor, seed: int
-) -> float:
+def _distance(net: Nested, state: dict[str, Tensor], before: Any, free: Tensor, seed: int) -> float:
     """How far a scramble of the free values moves the kept outputs.
 
     The claim is about finite values: zero times a free value that overflowed is not a number.

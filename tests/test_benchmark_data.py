@@ -417,9 +417,7 @@ def budget(epochs: int = 1, seed: int = 0) -> baselines.Budget:
 
 
 @pytest.mark.parametrize("run", [baselines.finetune, baselines.frozen, baselines.separate])
-def test_baselines_learn_the_task_at_hand(
-    run: Any, digits: list[TaskData], tmp_path: Path
-) -> None:
+def test_baselines_learn_the_task_at_hand(run: Any, digits: list[TaskData], tmp_path: Path) -> None:
     outcome = run(perceptron, digits, budget(), tmp_path / "task0.pt")
     assert [len(row) for row in outcome.accuracy] == [1, 2, 3]
     assert all(row[-1] > 0.8 for row in outcome.accuracy), outcome
@@ -444,9 +442,7 @@ def test_fine_tuning_forgets(all_digits: Examples, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("run", [baselines.frozen, baselines.separate])
-def test_what_is_frozen_or_separate_stays(
-    run: Any, digits: list[TaskData], tmp_path: Path
-) -> None:
+def test_what_is_frozen_or_separate_stays(run: Any, digits: list[TaskData], tmp_path: Path) -> None:
     rows = run(perceptron, digits, budget(), tmp_path / "task0.pt").accuracy
     for earlier, later in itertools.pairwise(rows):
         assert later[:-1] == earlier

@@ -132,9 +132,7 @@ def test_shortcuts_agree_with_execution(op: Any, example: int) -> None:
 def test_most_shortcuts_are_taken() -> None:
     """The test above would pass if shortcuts always gave up."""
     for op, examples in SHORTCUTS.items():
-        args = pytree.tree_map(
-            lambda v: v.to("meta") if isinstance(v, Tensor) else v, examples[0]
-        )
+        args = pytree.tree_map(lambda v: v.to("meta") if isinstance(v, Tensor) else v, examples[0])
         assert shapes.shortcut(op, args) is not None, op
 
 

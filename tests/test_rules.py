@@ -52,8 +52,6 @@ UNINFORMATIVE = {
 }
 
 
-
-
 def everything() -> list[Any]:
     found = []
     for case in (case for listed in CASES.values() for case in listed):

@@ -1,0 +1,143 @@
+"""The results of the zoo in a few sentences."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from html import escape
+from statistics import median
+
+from benchmarks.runner import Record
+from benchmarks.zoo_measure import REAL
+from benchmarks.zoo_records import (
+    LARGEST_CLASS,
+    LARGEST_LOCKED,
+    analysed,
+    converted,
+    failures,
+    is_divided,
+    part,
+    peer_failures,
+    pruned_by_peer,
+    skipped,
+    verified,
+)
+
+
+def bullets(lines: Iterable[str]) -> list[str]:
+    """A list in Markdown, in which names and error messages are text and nothing else."""
+    return [f"- {escape(line, quote=False)}" for line in lines]
+
+
+def summary(records: list[Record]) -> list[str]:
+    """The result in a few sentences: counts first, then times, then what failed and why."""
+    lines = [_analysis_line(records)]
+    for stage, done, text in (
+        ("convert", converted, "converted with real weights"),
+        ("verify", verified, "no bit of a finished task moved, with real weights"),
+    ):
+        asked = [r for r in records if r.get(stage)]
+        left_out = sum("skipped" in r[stage] for r in asked)
+        if asked:
+            rest = f"; {left_out} were not run" if left_out else ""
+            lines.append(f"{sum(map(done, asked))} of {len(asked)} models: {text}{rest}.")
+    lines += _peer_lines([r for r in records if part(r, "compare")])
+    why = Counter(reason for r in records for reason in set(skipped(r).values()))
+    lines += [f"{number} not run: {reason}." for reason, number in sorted(why.items())]
+    lines += [
+        f"FAILED: {r['model']}, {stage}: {cause}"
+        for r in records
+        for stage, cause in failures(r).items()
+    ]
+    return lines
+
+
+def _analysis_line(records: list[Record]) -> str:
+    known = [part(r, "analyze") for r in records if analysed(r)]
+    complete = [r for r in known if not r["unhandled"] and not r["unaccounted"]]
+    text = (
+        f"{len(known)} of {len(records)} models ({len(known) / max(len(records), 1):.1%}) "
+        f"analysed, {len(complete)} with no operator unhandled and every parameter element in a "
+        f"class; {sum(map(is_divided, records))} divided so far that no class holds more than "
+        f"{LARGEST_CLASS:.0%} of the backbone and no more than {LARGEST_LOCKED:.0%} is locked"
+    )
+    if not known:
+        return text + "."
+    seconds = [r["seconds"] for r in known]
+    without = sum(r["weights"] != REAL for r in known)
+    return (
+        f"{text}. Median {median(seconds):.2f} s, longest {max(seconds):.1f} s. Analysed without "
+        f"memory for weights: {without}."
+    )
+
+
+def _peer_lines(records: list[Record]) -> list[str]:
+    if not records:
+        return []
+    lines = []
+    for way, title in (
+        ("export", "torch.export"),
+        ("torch_pruning", "Torch-Pruning's graph and groups"),
+    ):
+        pairs = [
+            (s["analyze"], s[way])
+            for r in records
+            if {"analyze", way} <= (s := part(r, "compare")["seconds"]).keys()
+        ]
+        if pairs:
+            ratios = [ours / theirs for ours, theirs in pairs]
+            lines.append(
+                f"`analyze` takes {median(ratios):.2f} times as long as {title} (median of "
+                f"{len(pairs)} models that both can do; worst {max(ratios):.2f})."
+            )
+    records = [r for r in records if "torch_pruning" in part(r, "compare")]
+    if not records:
+        return [*lines, "Torch-Pruning is not installed."]
+    done = sum(map(pruned_by_peer, records))
+    stages = Counter(
+        part(r, "compare")["torch_pruning"]["stage"] for r in records if not pruned_by_peer(r)
+    )
+    rest = ", ".join(f"{n} fail to {stage}" for stage, n in stages.items())
+    lines.append(
+        f"Torch-Pruning, as documented: of {len(records)} models {done} are pruned by half and run "
+        f"with as many outputs as before{f'; {rest}' if rest else ''}."
+    )
+    return lines
+
+
+def reasons(records: list[Record]) -> list[str]:
+    """Model by model: what is divided less than it should be, and what other tools cannot do."""
+    undivided = [f"{r['model']}: {_undivided(r)}" for r in records if analysed(r)]
+    blocks = {
+        f"More than {LARGEST_CLASS:.0%} in one class, or more than {LARGEST_LOCKED:.0%} locked:": [
+            line for line in undivided if not line.endswith(": ")
+        ],
+        "What other tools could not do:": [
+            f"{r['model']}, {tool}: {cause}"
+            for r in records
+            for tool, cause in peer_failures(r).items()
+        ],
+    }
+    return [
+        line
+        for title, block in blocks.items()
+        if block
+        for line in ("", title, "", *bullets(block))
+    ]
+
+
+def _undivided(record: Record) -> str:
+    """Why a model is not divided further; empty when it is divided far enough."""
+    found = part(record, "analyze")
+    parts = []
+    if found["largest_class_share"] > LARGEST_CLASS:
+        parts.append(
+            f"the largest class holds {found['largest_class_share']:.1%}: {found['largest_class']}"
+        )
+    if found["locked_share"] > LARGEST_LOCKED:
+        first = found["locked"][0]
+        parts.append(
+            f"{found['locked_share']:.1%} is locked in {found['locks']} places, the largest "
+            f"{first['group']} ({first['share']:.1%}): {first['reason']} [{first['operator']}]"
+        )
+    return "; ".join(parts)

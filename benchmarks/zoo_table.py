@@ -1,0 +1,170 @@
+"""The columns of the zoo's results, and the tables made of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from html import escape
+
+from benchmarks.runner import Record
+from benchmarks.zoo_records import failures, part, skipped, verified
+from benchmarks.zoo_summary import bullets, reasons, summary
+
+Value = str | float | None
+
+
+# -- columns ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Column:
+    """``format`` is that of ``format()``; empty for text."""
+
+    title: str
+    value: Callable[[Record], Value]
+    format: str = ""
+
+    def text(self, record: Record) -> str:
+        value = self.value(record)
+        return "" if value is None else format(value, self.format)
+
+
+def _of(stage: str, key: str) -> Callable[[Record], Value]:
+    return lambda record: part(record, stage).get(key)
+
+
+def _seconds(way: str) -> Callable[[Record], Value]:
+    return lambda record: part(record, "compare").get("seconds", {}).get(way)
+
+
+def _locked_because(record: Record) -> Value:
+    locked = part(record, "analyze").get("locked")
+    return f"{locked[0]['reason']} [{locked[0]['operator']}]" if locked else None
+
+
+def _operators(record: Record) -> Value:
+    operators = part(record, "analyze").get("operators")
+    return len(operators) if isinstance(operators, list) else operators
+
+
+def _rest_of_analysis(record: Record) -> Value:
+    found = part(record, "analyze")
+    return max(found["seconds"] - found["seconds_capture"], 0.0) if found else None
+
+
+def _bitwise(record: Record) -> Value:
+    if not record.get("verify"):
+        return None
+    if "skipped" in record["verify"]:
+        return "not run"
+    return "yes" if verified(record) else "no"
+
+
+def _peer(record: Record) -> Value:
+    found = part(record, "compare").get("torch_pruning")
+    if not found:
+        return None
+    return "yes" if found["stage"] == "done" else f"fails to {found['stage']}"
+
+
+def _cause(record: Record) -> Value:
+    return "; ".join(f"{s}: {c}" for s, c in failures(record).items()) or None
+
+
+def _not_run(record: Record) -> Value:
+    return "; ".join(dict.fromkeys(skipped(record).values())) or None
+
+
+COLUMNS = (
+    Column("family", lambda r: r["family"]),
+    Column("model", lambda r: r["model"]),
+    Column("captured by", _of("analyze", "captured_by")),
+    Column("weights", _of("analyze", "weights")),
+    Column("parameters", _of("analyze", "parameters"), ",d"),
+    Column("nodes", _of("analyze", "nodes"), "d"),
+    Column("operators", _operators, "d"),
+    Column("groups", _of("analyze", "groups"), "d"),
+    Column("classes", _of("analyze", "classes"), "d"),
+    Column("largest class", _of("analyze", "largest_class_share"), ".2%"),
+    Column("locked", _of("analyze", "locked_share"), ".2%"),
+    Column("locked because", _locked_because),
+    Column("free after half", _of("analyze", "free_after_half"), ".1%"),
+    Column("capture (s)", _of("analyze", "seconds_capture"), ".3f"),
+    Column("rest of analysis (s)", _rest_of_analysis, ".3f"),
+    Column("analysis (GiB)", _of("analyze", "gibibytes"), ".2f"),
+    Column("convert (s)", _of("convert", "seconds"), ".3f"),
+    Column("convert (GiB)", _of("convert", "gibibytes"), ".2f"),
+    Column("analyze again (s)", _seconds("analyze"), ".3f"),
+    Column("torch.export (s)", _seconds("export"), ".3f"),
+    Column("Torch-Pruning (s)", _seconds("torch_pruning"), ".3f"),
+    Column("Torch-Pruning halves it", _peer),
+    Column("bitwise", _bitwise),
+    Column("torture (s)", _of("verify", "seconds"), ".0f"),
+    Column("failure", _cause),
+    Column("not run", _not_run),
+)
+_LIVE = {
+    "analyze": ("captured by", "nodes", "groups", "classes", "largest class", "locked"),
+    "convert": ("free after half", "convert (s)"),
+    "compare": ("analyze again (s)", "torch.export (s)", "Torch-Pruning halves it"),
+    "verify": ("bitwise", "torture (s)"),
+}
+
+
+def shown(records: list[Record]) -> list[Column]:
+    """The columns that say anything about these records."""
+    return [c for c in COLUMNS if any(c.value(r) is not None for r in records)]
+
+
+def live_head(stage: str) -> str:
+    return _live_line("model", _LIVE[stage])
+
+
+def live_row(stage: str, found: Record) -> str:
+    """A line of the table that grows while the run goes on."""
+    if "error" in found:
+        return f"{found['model'][:40]:40}  {found['error']}"
+    record = {"model": found["model"], "family": "", stage: found}
+    by_title = {column.title: column for column in COLUMNS}
+    return _live_line(found["model"], [by_title[t].text(record) for t in _LIVE[stage]])
+
+
+def _live_line(name: str, cells: Iterable[str]) -> str:
+    return f"{name[:40]:40}  " + "  ".join(f"{cell:>15}" for cell in cells).rstrip()
+
+
+# -- files ------------------------------------------------------------------------------------
+
+
+def to_csv(records: list[Record]) -> str:
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    columns = shown(records)
+    writer.writerow([column.title for column in columns])
+    writer.writerows([[column.value(record) for column in columns] for record in records])
+    return file.getvalue()
+
+
+def to_markdown(records: list[Record]) -> str:
+    columns = shown(records)
+    rows = [[_cell(column.text(record)) for column in columns] for record in records]
+    return "\n".join(
+        [
+            *bullets(summary(records)),
+            "",
+            *markdown([column.title for column in columns], rows),
+            *reasons(records),
+        ]
+    )
+
+
+def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    head = list(head)
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    return lines + [f"| {' | '.join(row)} |" for row in rows]
+
+
+def _cell(text: str) -> str:
+    return " ".join(escape(text, quote=False).replace("|", "&#124;").split())

@@ -1,0 +1,300 @@
+"""A small slice of each benchmark, held to its budget with a wide margin; failures and files.
+
+Machines that run tests are busy: a budget counts as broken here when it is missed by half.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import peers, report, runner, speed, speed_growth, speed_steps, zoo, zoo_measure
+from benchmarks.runner import Record, run_all
+from benchmarks.speed_memory import memory
+from benchmarks.zoo_page import to_html
+from benchmarks.zoo_records import verified
+from benchmarks.zoo_table import to_csv, to_markdown
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+MARGIN = 1.5
+TINY = ("test_resnet", "test_vit")
+
+
+# -- the runner: isolation, limits, resuming ------------------------------------------------------
+
+
+def misbehave(name: str) -> Record:
+    """Each name is a way to fail, or not to."""
+    if name == "raises":
+        raise ValueError("no such thing\nand more")
+    if name == "too large":
+        return {"bytes": len(bytearray(64 * runner.GIB))}
+    if name == "too slow":
+        time.sleep(60)
+    if name == "dies":
+        os._exit(3)
+    return {"value": 1}
+
+
+def never(name: str) -> Record:
+    raise AssertionError(f"{name} was measured again")
+
+
+NAMES = ["raises", "too large", "fine", "too slow", "dies", "also fine"]
+
+
+def test_a_failure_stops_nothing(tmp_path: Path) -> None:
+    into = tmp_path / "trace.jsonl"
+    found = run_all(misbehave, NAMES, into, seconds=2.0, gibibytes=16.0, workers=2)
+    assert [record["model"] for record in found] == NAMES
+    errors = {record["model"]: record.get("error") for record in found}
+    assert errors["raises"] == "ValueError: no such thing"
+    assert errors["too large"] == "needs more than 16 GiB: MemoryError: "
+    assert errors["too slow"] == "took more than 2 s"
+    assert errors["dies"] == "exit code 3"
+    assert errors["fine"] is errors["also fine"] is None
+
+
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    into = tmp_path / "trace.jsonl"
+    first = run_all(misbehave, ["fine", "raises"], into)
+    with into.open("a") as file:
+        file.write('{"model": "also fi')  # killed while it wrote
+    assert run_all(never, ["fine", "raises"], into) == first
+    assert run_all(misbehave, ["also fine"], into)[0]["value"] == 1
+    assert run_all(never, ["fine", "also fine"], into)[1]["value"] == 1
+    (again,) = run_all(lambda name: {"value": 2}, ["raises"], into, retry=True)
+    assert again["value"] == 2
+    assert runner.setting(records=[{"date": "1999-12-31"}, again])["date"].startswith(
+        "1999-12-31 to"
+    )
+    runner.forget(into, ["fine"])
+    assert [record["model"] for record in runner.read(into)] == ["raises", "also fine", "raises"]
+
+
+# -- the zoo --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def slice_of_zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models through every stage but the comparison."""
+    folder = tmp_path_factory.mktemp("results")
+    arguments = ["--models", *TINY, "--verify", "--workers", "2", "--output", "zoo-families"]
+    assert zoo.main([*arguments, "--into", str(folder)]) == 0
+    return folder
+
+
+def test_zoo_keeps_its_promises(slice_of_zoo: Path) -> None:
+    content = json.loads((slice_of_zoo / "zoo-families.json").read_text())
+    assert "aten.linear" in content["operators"]
+    for record in content["models"]:
+        found = record["analyze"]
+        assert found["captured_by"] == "meta"
+        assert found["weights"] == zoo_measure.ON_META
+        assert not found["unhandled"]
+        assert not found["unaccounted"]
+        assert found["locked_share"] == 0
+        assert found["free_after_half"] == pytest.approx(record["convert"]["free"], abs=0.05)
+        assert found["free_after_half"] >= 0.3 / MARGIN
+        assert found["seconds"] < 5
+        assert verified(record)
+
+
+def test_zoo_writes_every_format(slice_of_zoo: Path) -> None:
+    table = (slice_of_zoo / "zoo-families.csv").read_text().splitlines()
+    rows = list(csv.DictReader(table))
+    assert [(row["family"], row["model"], row["bitwise"]) for row in rows] == [
+        ("resnet", "test_resnet", "yes"),
+        ("vision_transformer", "test_vit", "yes"),
+    ]
+    page = (slice_of_zoo / "zoo-families.html").read_text()
+    assert page.count("<svg") == 2
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "| test_vit |" in (slice_of_zoo / "zoo-families.md").read_text()
+
+
+def test_zoo_goes_on(
+    slice_of_zoo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stage that ran is not run again, not even for a model of another selection."""
+    stages = {
+        name: zoo_measure.Stage(never, 1.0, 1.0, real=stage.real)
+        for name, stage in zoo_measure.STAGES.items()
+    }
+    monkeypatch.setattr(zoo, "STAGES", stages)
+    assert zoo.main(["--models", "test_vi?", "--into", str(slice_of_zoo)]) == 0
+    assert "1 of 1 models (100.0%) analysed" in capsys.readouterr().out
+
+
+def test_zoo_reports_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = zoo_measure.build
+
+    def broken(name: str, *args: Any) -> Any:
+        if name == "test_vit":
+            raise RuntimeError("no such layer")
+        return real(name, *args)
+
+    monkeypatch.setattr(zoo_measure, "build", broken)
+    monkeypatch.setattr(zoo, "warm_up", lambda: None)
+    arguments = ["--models", *TINY, "--into", str(tmp_path), "--output", "broken"]
+    assert zoo.main([*arguments, "--real-params", "1000"]) == 1
+    printed = capsys.readouterr().out
+    assert "1 of 2 models (50.0%) analysed" in printed
+    assert "FAILED: test_vit, analyze: RuntimeError: no such layer" in printed
+    assert "1 not run: not run with real weights" in printed
+    resnet, vit = json.loads((tmp_path / "broken.json").read_text())["models"]
+    assert "skipped" in resnet["convert"]
+    assert vit["convert"] == {"skipped": "the analysis failed"}
+
+
+def test_zoo_selects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parse = zoo._parser().parse_args
+    assert len(zoo._selected(parse(["--families"]))) == 97
+    assert len(zoo._selected(parse(["--torchvision"]))) == 80
+    assert len(zoo._selected(parse(["--transformers"]))) >= 12
+    assert len(zoo._selected(parse(["--all"]))) > 1300
+    some = ["--models", "test_*net*", "--max-params", "4.6e5", "--into", str(tmp_path)]
+    assert "test_byobnet" in zoo._selected(parse(some))
+    assert "test_resnet" not in zoo._selected(parse(some))
+    assert zoo.main(["--models", "no_such_model"]) == 2
+    assert zoo.main([]) == 2
+    assert "no model is called 'no_such_model'" in capsys.readouterr().err
+
+
+HOSTILE = "</script><img src=x onerror=alert(1)>|'\""
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.seen.append(tag)
+        assert not any(name.startswith("on") for name, _ in attrs)
+
+
+def test_hostile_names_stay_text() -> None:
+    found = {"nodes": 5, "seconds": 0.1, "seconds_capture": 0.1, "weights": HOSTILE}
+    found |= {"unhandled": [], "unaccounted": 0, "largest_class_share": 0.0, "locked_share": 0.0}
+    records = [
+        {"model": HOSTILE, "family": HOSTILE, "analyze": found},
+        {"model": "b", "family": HOSTILE, "analyze": {"error": HOSTILE}},
+    ]
+    page = to_html(HOSTILE, HOSTILE, {"machine": HOSTILE}, records)
+    tags = Tags()
+    tags.feed(page)
+    assert "img" not in tags.seen
+    assert tags.seen.count("script") == 1
+    assert "<img" not in to_markdown(records)
+    rows = [line for line in to_markdown(records).splitlines() if line.startswith("|")]
+    assert len({row.count("|") for row in rows}) == 1
+    assert list(csv.reader(to_csv(records).splitlines()))[1][1] == HOSTILE
+
+
+# -- other tools, speed, memory -------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_analysis_is_faster_than_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "ROUNDS", 2)
+    record = peers.compare("test_vit")
+    assert not record["errors"]
+    assert record["seconds"]["analyze"] < MARGIN * record["seconds"]["export"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torch_pruning_halves_a_resnet() -> None:
+    pytest.importorskip("torch_pruning")
+    record = peers.halve("test_resnet")
+    assert record["stage"] == "done"
+    assert 0.2 < record["left"] < 0.5
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_costs_stay_within_their_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed_steps, "ROUNDS", 6)
+    monkeypatch.setattr(speed_steps, "WARM_UPS", 1)
+    rows = [*speed_steps.evaluate("test_resnet")["rows"], *memory("test_resnet")["rows"]]
+    for row in rows:
+        assert row["budget"] is None or row["ratio"] <= MARGIN * row["budget"], row
+    grown = speed_growth.grown("mlp, width 500")
+    for cost in ("step", "evaluation"):
+        assert grown["costs"][cost]["ratio"] < MARGIN * 1.2
+    assert grown["costs"]["bytes"]["ratio"] < grown["costs"]["bytes"]["reference_ratio"]
+    text = speed_growth.growth_report([grown, {"model": "x", "error": "why"}])
+    assert "| 500 |" in text
+    assert "- x: why" in text
+
+
+def test_the_reference_freezes_what_is_assigned() -> None:
+    """The baseline does what the paper says, or its speed would mean nothing."""
+    import torch
+
+    model, x = speed_growth.network(speed_growth.POINTS["mlp, width 250"])
+    reference = speed_growth.masked(model, x)
+    reference.prune(0.5)
+    reference.finish_task()
+    reference.prepare_for_task()
+    layer = reference.layers[1].module
+    before = layer.weight_orig.detach().clone()
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    speed_steps.stepper(reference, x, torch.randint(10, (len(x),)), optimizer)()
+    frozen = layer.weight_assignment == 0
+    assert 0.4 < float(frozen.float().mean()) < 0.6
+    assert torch.equal(layer.weight_orig[frozen], before[frozen])
+    assert not torch.equal(layer.weight_orig[~frozen], before[~frozen])
+    assert not layer.weight[frozen & (reference.layers[1].readable > 0)].any()
+
+
+def test_speed_writes_what_it_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = speed.Section(lambda name: {"rows": []}, ("mlp",), speed.cost_report)
+    monkeypatch.setitem(speed.SECTIONS, "step", section)
+    assert speed.main(["step", "--into", str(tmp_path)]) == 0
+    content = json.loads((tmp_path / "speed-step.json").read_text())
+    (record,) = content["models"]
+    assert (record["model"], record["rows"]) == ("mlp", [])
+    assert record["date"] == content["setting"]["date"]
+    assert content["command"].startswith("python benchmarks/speed.py step")
+
+
+# -- the report -----------------------------------------------------------------------------------
+
+
+def test_report_of_what_there_is(slice_of_zoo: Path, tmp_path: Path) -> None:
+    cost = {"plain": 0.1, "ratio": 1.0, "reference_ratio": 2.0}
+    points = [
+        {
+            "kind": "mlp",
+            "axis": "width",
+            "value": v,
+            "costs": dict.fromkeys(speed_growth.COSTS, cost),
+        }
+        for v in (1.0, 2.0)
+    ]
+    content = {"command": "c", "setting": {"date": "today"}, "models": points}
+    (slice_of_zoo / "speed-growth.json").write_text(json.dumps(content))
+    arguments = ["--results", str(slice_of_zoo), "--docs", str(tmp_path)]
+    assert report.main([*arguments, "--check"]) == 1
+    assert report.main(arguments) == 0
+    assert report.main([*arguments, "--check"]) == 0
+    page = tmp_path / "benchmarks.md"
+    text = page.read_text()
+    assert "2 of 2 models: no bit of a finished task moved" in text
+    assert (tmp_path / "images/speed-growth-mlp-width.svg").exists()
+    assert "- All of timm: `python benchmarks/zoo.py --all" in text
+    page.write_text(text.replace("2 of 2", "3 of 3"))
+    assert report.main([*arguments, "--check"]) == 1
+
+
+def test_the_documentation_is_what_was_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main(["--check"]) == 0, capsys.readouterr().err
