@@ -3,7 +3,7 @@
     python benchmarks/learning.py permuted --tasks 3      # the short form of permuted MNIST
     python benchmarks/learning.py permuted                # ten tasks, hours
     python benchmarks/learning.py split --data mnist      # every score, every router
-    python benchmarks/learning.py cifar --model resnet18_slim
+    python benchmarks/learning.py cifar --model resnet18
     python benchmarks/learning.py pretrained
     python benchmarks/learning.py scores --data cifar     # every score at the same capacity
     python benchmarks/learning.py kills                   # a job that is killed thirty times
@@ -358,7 +358,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "--epochs": {"type": int, "default": 6},
     },
     "cifar": {
-        "--model": {"default": "resnet18_slim", "help": "a function of learning_models.py"},
+        "--model": {"default": "resnet18", "help": "a function of learning_models.py"},
         "--tasks": {"type": int, "default": 5},
         "--epochs": {"type": int, "default": 14, "help": "of each task, for every method"},
         "--lr": {"type": float, "default": 1e-3},
