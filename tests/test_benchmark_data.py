@@ -217,7 +217,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def damaged(change: Callable[[bytes], bytes], compress: bool = True) -> bytes:
     content = struct.pack(">HBBI", 0, 8, 1, 4) + bytes(4)
-    return gzip.compress(change(content)) if compress else change(gzip.compress(content))
+    if compress:
+        return gzip.compress(change(content), mtime=0)
+    return change(gzip.compress(content, mtime=0))
 
 
 @pytest.mark.parametrize(
@@ -230,6 +232,7 @@ def damaged(change: Callable[[bytes], bytes], compress: bool = True) -> bytes:
         (damaged(lambda c: b"\0\0\x0d" + c[3:]), "is not an idx file of unsigned bytes"),
         (damaged(lambda c: b""), "is not an idx file of unsigned bytes"),
     ],
+    ids=["cut", "not gzip", "short", "header", "kind", "empty"],
 )
 def test_a_damaged_idx_file_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "file.gz"
