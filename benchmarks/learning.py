@@ -26,7 +26,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -312,10 +311,11 @@ def scores(options: argparse.Namespace) -> Record:
     found = score_curves.compared(
         score_curves.setup(options.data, options.data_directory), SCORES, seeds
     )
-    best = np.max([found[by]["mean"] for by in ("l2", "taylor")], 0)
+    lead = score_curves.lead(found, "hybrid", ("l2", "taylor"))
     return {
         "name": f"scores-{options.data}",
-        "passed": bool(np.mean(found["hybrid"]["mean"] - best) > 0),
+        "passed": lead > 0,
+        "lead": lead,
         "seeds": seeds,
         "free": score_curves.FREE,
         "curves": found,

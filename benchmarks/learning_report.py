@@ -62,17 +62,23 @@ def _sequence(record: Record) -> list[str]:
 
 def _curves(record: Record) -> list[str]:
     shares = [f"{share:.0%} free" for share in record["free"]]
-    rows = []
-    for by, found in record["curves"].items():
-        each = zip(found["mean"], found["std"], strict=True)
-        mean = sum(found["mean"]) / len(found["mean"])
-        rows.append([by, *(f"{100 * m:.1f} ± {100 * d:.1f}" for m, d in each), f"{mean:.1%}"])
+    rows = [
+        [
+            by,
+            *(
+                "not reached" if mean is None else f"{100 * mean:.1f} ± {100 * spread:.1f}"
+                for mean, spread in zip(found["mean"], found["std"], strict=True)
+            ),
+        ]
+        for by, found in record["curves"].items()
+    ]
     about = (
         f"Test accuracy in percent at the same free share of the parameters, mean and standard "
         f"deviation over {len(record['seeds'])} seeds; one task, the same trained network pruned "
-        "by each score, twenty batches of training after each round."
+        "by each score, twenty batches of training after each round. `hybrid` is better than the "
+        f"best of `l2` and `taylor` by {100 * record['lead']:.2f} points on average."
     )
-    return [about, "", *_markdown(["score", *shares, "mean"], rows)]
+    return [about, "", *_markdown(["score", *shares], rows)]
 
 
 def _facts(ours: Record) -> str:

@@ -60,15 +60,28 @@ def setup(name: str, directory: Directory) -> Setup:
 
 
 def compared(setup: Setup, scores: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
-    """Mean and standard deviation over the seeds of the accuracy at each of :data:`FREE`."""
+    """Mean and standard deviation over the seeds of the accuracy at each of :data:`FREE`.
+
+    None where a score does not free so much.
+    """
     found: dict[str, list[list[float]]] = {by: [] for by in scores}
     for seed in seeds:
         for by, points in curves(setup, scores, seed).items():
             found[by].append([at(points, free) for free in FREE])
     return {
-        by: {"mean": np.mean(each, 0).tolist(), "std": np.std(each, 0).tolist()}
+        by: {"mean": _known(np.mean(each, 0)), "std": _known(np.std(each, 0))}
         for by, each in found.items()
     }
+
+
+def _known(values: np.ndarray) -> list[float | None]:
+    return [None if np.isnan(value) else float(value) for value in values]
+
+
+def lead(found: dict[str, Any], of: str, over: Sequence[str]) -> float:
+    """By how much a score is better than the best of others, on average where all are known."""
+    columns = zip(found[of]["mean"], *(found[by]["mean"] for by in over), strict=True)
+    return float(np.mean([own - max(rest) for own, *rest in columns if None not in (own, *rest)]))
 
 
 def curves(setup: Setup, scores: Sequence[str], seed: int) -> dict[str, list[tuple[float, float]]]:
