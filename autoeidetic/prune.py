@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,15 +20,15 @@ def choose(
     scores: Array,
     fraction: float,
     *,
-    over_network: bool = False,
+    over_network: float = 0.0,
     since_start: bool = False,
 ) -> Array:
     """The lowest-scored fraction of the prunable classes (a boolean vector).
 
-    Every group gives up the same fraction, or, ``over_network``, as many as are among the lowest
-    of the whole network, after scores were divided by their length in the group. The fraction is
-    one of the classes in training now, or ``since_start`` of those that were in training before
-    any was pruned.
+    The part ``over_network`` of what goes are the lowest of the whole network, after scores were
+    divided by their length in the group; for the rest every group gives up the same fraction. The
+    fraction is one of the classes in training now, or ``since_start`` of those that were in
+    training before any was pruned.
 
     What is kept is closed under requires: with a class goes everything that requires it, and
     counts towards the fraction of its own group. Groups that others require are dealt with
@@ -39,10 +40,7 @@ def choose(
     reached = reach(plan.requires, plan.classes + 1).reshape(-1, 2)
     worth = _with_dependents(reached, owners, _comparable(blueprint, owners, scores))
     prunable = owners.in_training & ~_spared(blueprint, reached, owners, worth) & ~owners.locked
-    if over_network:
-        wanted = _ranked(blueprint, owners, worth, prunable, fraction, since_start)
-    else:
-        wanted = _alike(blueprint, owners, fraction, since_start)
+    wanted = _quotas(blueprint, owners, worth, prunable, fraction, over_network, since_start)
     chosen = np.zeros_like(owners.pruned)
     for group in _required_first(blueprint):
         classes = np.asarray(group.classes)
@@ -65,38 +63,44 @@ def _comparable(blueprint: Blueprint, owners: Owners, scores: Array) -> Array:
     return result
 
 
-def _alike(
-    blueprint: Blueprint, owners: Owners, fraction: float, since_start: bool
-) -> dict[str, int]:
-    """The same fraction of every group."""
-    return {
-        group.name: _left(owners, list(group.classes), fraction, since_start)
-        for group in blueprint.groups
-    }
-
-
-def _ranked(
+def _quotas(
     blueprint: Blueprint,
     owners: Owners,
     worth: Array,
     prunable: Array,
     fraction: float,
+    over_network: float,
     since_start: bool,
 ) -> dict[str, int]:
-    """However many of a group are among the lowest of the network."""
+    """How many classes each group gives up: the same share of each, and what the ranking adds."""
+    quotas = {
+        group.name: _left(owners, group.classes, (1 - over_network) * fraction, since_start)
+        for group in blueprint.groups
+    }
+    if not over_network:
+        return quotas
     members = [c for group in blueprint.groups for c in group.classes]
-    number = _left(owners, members, fraction, since_start)
-    candidates = prunable.nonzero()[0]
+    more = _left(owners, members, fraction, since_start) - sum(quotas.values())
+    open_to_ranking = prunable.copy()
+    for group in blueprint.groups:
+        classes = np.asarray(group.classes)[prunable[list(group.classes)]]
+        order = classes[np.argsort(worth[classes], kind="stable")]
+        open_to_ranking[order[: quotas[group.name]]] = False
+    ranked = open_to_ranking.nonzero()[0]
     lowest = np.zeros_like(prunable)
-    lowest[candidates[np.argsort(worth[candidates], kind="stable")][:number]] = True
-    return {group.name: int(lowest[list(group.classes)].sum()) for group in blueprint.groups}
+    lowest[ranked[np.argsort(worth[ranked], kind="stable")][: max(more, 0)]] = True
+    return {
+        group.name: quotas[group.name] + int(lowest[list(group.classes)].sum())
+        for group in blueprint.groups
+    }
 
 
-def _left(owners: Owners, classes: list[int], fraction: float, since_start: bool) -> int:
+def _left(owners: Owners, classes: Sequence[int], fraction: float, since_start: bool) -> int:
     """How many more of these make up the fraction."""
+    which = list(classes)
     inside = owners.free if since_start else owners.in_training
-    before = int(owners.pruned[classes].sum()) if since_start else 0
-    return max(math.floor(fraction * int(inside[classes].sum()) + 0.5) - before, 0)
+    before = int(owners.pruned[which].sum()) if since_start else 0
+    return max(math.floor(fraction * int(inside[which].sum()) + 0.5) - before, 0)
 
 
 def _with_dependents(reached: Array, owners: Owners, scores: Array) -> Array:

@@ -39,16 +39,16 @@ class ScoreData:
 
 @dataclass(frozen=True)
 class Score:
-    """A registered score; ``over_network`` tells that it is ranked over the whole network."""
+    """A registered score; ``over_network`` is the part that a ranking over the network decides."""
 
     function: Callable[[EideticNet, ScoreData | None], Worth]
-    over_network: bool
+    over_network: float
 
 
 _SCORES: dict[str, Score] = {}
 
 
-def score(name: str, *, over_network: bool = False) -> Callable[[Any], Any]:
+def score(name: str, *, over_network: float = 0.0) -> Callable[[Any], Any]:
     """Register a score function: (network, data) -> a tensor of worths per parameter name.
 
     It may as well return one worth per class, a vector of length ``net.blueprint.plan.classes +
@@ -56,8 +56,9 @@ def score(name: str, *, over_network: bool = False) -> Callable[[Any], Any]:
 
     Args:
         name: what users pass as ``pruning=`` or ``by=``.
-        over_network: False, every group of units gives up the same share; True, the lowest of
+        over_network: from 0, every group of units gives up the same share, to 1, the lowest of
             the whole network go, after the scores of a group were brought to the length 1.
+            Between: this part of what goes is ranked, the rest is the same share of each.
 
     Example:
         >>> import autoeidetic
@@ -65,6 +66,9 @@ def score(name: str, *, over_network: bool = False) -> Callable[[Any], Any]:
         ... def largest(net, data):
         ...     return {name: p.abs() == p.abs().max() for name, p in net.backbone.named_parameters()}
     """  # noqa: E501
+
+    if not 0 <= over_network <= 1:
+        raise InputError(f"over_network={over_network!r}", remedy="it must be between 0 and 1")
 
     def register(function: Any) -> Any:
         if name in _SCORES:
@@ -151,7 +155,7 @@ def random(net: EideticNet, data: Any) -> Worth:
     return torch.rand(net.blueprint.plan.classes + 1, dtype=torch.float64).numpy()
 
 
-@score("taylor", over_network=True)
+@score("taylor", over_network=1.0)
 def taylor(net: EideticNet, data: ScoreData | None) -> Worth:
     """First-order Taylor expansion of the loss (Molchanov et al.), ranked over the network.
 
@@ -181,14 +185,15 @@ def taylor(net: EideticNet, data: ScoreData | None) -> Worth:
     return total / batches
 
 
-@score("hybrid", over_network=True)
+@score("hybrid", over_network=0.75)
 def hybrid(net: EideticNet, data: ScoreData | None) -> Worth:
-    """Taylor and magnitude together, ranked over the network.
+    """Taylor and magnitude together, three quarters of it ranked over the network.
 
     The geometric mean of two lengths: the change of the loss without the class (the root of its
     Taylor score) and the norm of its parameters. A class must be unimportant to both to go first.
-    Lengths differ less than the squares that Taylor ranks, so layers near the output are not
-    emptied first; and, unlike with magnitude alone, layers that matter more keep more.
+    Lengths differ less than the squares that Taylor ranks, and a quarter of what goes is the same
+    share of every group: so every layer frees some, and where there is more to spare it frees
+    more.
     """
     influence, size = taylor(net, data), _by_class(net, l2(net, data))
     return np.power(influence * size, 0.25)

@@ -90,7 +90,7 @@ def test_scores_and_routers_are_those_there_are() -> None:
     """Those of the package; an example that ran before may have registered others."""
     scores = sys.modules["autoeidetic.score"]
     written = {
-        ast.literal_eval(name): ast.literal_eval(over_network.strip("`"))
+        ast.literal_eval(name): float(over_network)
         for names, _, over_network in table(ROOT / "docs/training.md", "`pruning=`")
         for name in names.replace("`", "").split(", ")
     }

@@ -97,7 +97,7 @@ def test_hybrid_is_between_its_parents() -> None:
 
 
 def pruned(
-    net: autoeidetic.EideticNet, scores: Any, fraction: float, over_network: bool
+    net: autoeidetic.EideticNet, scores: Any, fraction: float, over_network: float
 ) -> list[int]:
     """How many units each layer gives up."""
     vector = np.zeros(net.blueprint.plan.classes + 1)
@@ -116,20 +116,37 @@ def test_ranking() -> None:
     """The same share of each layer, or the lowest of all."""
     net = network(10, 10)
     low, high = np.linspace(0.1, 1, 10), np.linspace(0.9, 1, 10)
-    assert pruned(net, (low, high), 0.4, False) == [4, 4]
+    assert pruned(net, (low, high), 0.4, 0.0) == [4, 4]
     # divided by their lengths, 8 of the 20 are taken
     every = np.concatenate([low / np.linalg.norm(low), high / np.linalg.norm(high)])
     lowest = np.argsort(every)[:8]
     by_rank = [int((lowest < 10).sum()), int((lowest >= 10).sum())]
     assert by_rank[0] > by_rank[1]
-    assert pruned(net, (low, high), 0.4, True) == by_rank
+    assert pruned(net, (low, high), 0.4, 1.0) == by_rank
+
+
+def test_part_of_it_ranked() -> None:
+    """Every layer gives up its fixed part, however high its scores; the number is the same."""
+    net = network(20, 20)
+    low, high = np.r_[np.linspace(0.001, 0.01, 16), np.ones(4)], np.linspace(50, 51, 20)
+    ranked = pruned(net, (low, high), 0.4, 1.0)
+    assert ranked[1] == 0
+    for part in (0.25, 0.5, 0.75):
+        found = pruned(net, (low, high), 0.4, part)
+        assert sum(found) == sum(ranked) == 16
+        assert found[1] == round((1 - part) * 0.4 * 20)
+
+
+def test_wrong_part() -> None:
+    with pytest.raises(autoeidetic.InputError, match="over_network=2"):
+        autoeidetic.score("test-nothing", over_network=2)
 
 
 def test_no_layer_is_emptied_across_the_network() -> None:
     net = network(10, 10)
     nothing, much = np.full(10, 1e-9), np.arange(1.0, 11)
     nothing[0] = 1.0  # alone it has all the length of its group
-    assert pruned(net, (nothing, much), 1.0, True) == [9, 9]
+    assert pruned(net, (nothing, much), 1.0, 1.0) == [9, 9]
 
 
 def test_since_start_adds_up() -> None:
