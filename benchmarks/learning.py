@@ -299,6 +299,7 @@ def pretrained(options: argparse.Namespace) -> Record:
         max_epochs=options.max_epochs,
         recovery_epochs=1,
         score_batches=6,
+        on_full="reuse",
     )
     each = ours["accuracy"][-1]
     passed = bool(ours["bitwise"]["ok"]) and min(each) >= 0.95
