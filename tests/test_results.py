@@ -618,8 +618,11 @@ def begin(directory: Path) -> Run:
 
 
 def contents(directory: Path) -> dict[str, bytes]:
+    """The record; TensorBoard's events are a log with times in it, and come on top."""
     return {
-        str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()
+        str(p.relative_to(directory)): p.read_bytes()
+        for p in directory.rglob("*")
+        if p.is_file() and p.parent.name != "tensorboard"
     }
 
 
