@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,7 +16,10 @@ _LARGEST_INLINE = 6_000_000
 
 
 class Drawable:
-    """Gives an analysis and a network their drawings. The sub-package is imported when needed."""
+    """Gives an analysis and a network their drawings.
+
+    The sub-package that draws them imports both, so it is imported in the methods.
+    """
 
     def drawing(self, title: str = "") -> Drawing:
         """The neutral description that all formats are made of."""
@@ -60,12 +64,12 @@ class Drawable:
         return self._rendered("graphml", None, title, None).decode()
 
     def _rendered(self, format: str, path: FilePath | None, title: str, depth: int | None) -> bytes:
-        from .draw.formats import render, save
+        from .draw.formats import render, write
 
-        drawing = self.drawing(title)
+        content = render(self.drawing(title), format, depth)
         if path is not None:
-            return save(drawing, path, format, depth).read_bytes()
-        return render(drawing, format, depth)
+            write(content, Path(path))
+        return content
 
     def _summary(self) -> str:
         """What a notebook shows as text."""

@@ -28,7 +28,6 @@ _STRIPE = 5.0
 
 def draw_frame(frame: Frame, at: Rectangle, level: int) -> str:
     """A module; a run of equal blocks as a pile."""
-    fill = FRAMES[min(level - 1, len(FRAMES) - 1)]
     pile = [
         tag(
             "rect",
@@ -37,28 +36,21 @@ def draw_frame(frame: Frame, at: Rectangle, level: int) -> str:
             width=at.width,
             height=at.height,
             rx=8,
-            fill=fill,
+            fill=_fill(level),
             stroke="#b9c3cf",
         )
-        for shift in ((7.0, 3.5) if frame.count > 1 else ())
+        for shift in ((7.0, 3.5, 0.0) if frame.count > 1 else (0.0,))
     ]
-    box = tag(
-        "rect",
-        x=at.x,
-        y=at.y,
-        width=at.width,
-        height=at.height,
-        rx=8,
-        fill=fill,
-        stroke="#b9c3cf",
-    )
     tooltip = tag("title", escape(f"{frame.module.path}: {frame.module.type}"))
-    return tag("g", tooltip + "".join(pile) + box)
+    return tag("g", tooltip + "".join(pile))
+
+
+def _fill(level: int) -> str:
+    return FRAMES[min(level - 1, len(FRAMES) - 1)]
 
 
 def draw_title(frame: Frame, at: Rectangle, level: int) -> str:
     """The name of a module, above the arrows that pass under it."""
-    fill = FRAMES[min(level - 1, len(FRAMES) - 1)]
     name, note = frame_title(frame)
     after = at.x + 18 + width(name, TITLE) * 1.06
     behind = tag(
@@ -67,7 +59,7 @@ def draw_title(frame: Frame, at: Rectangle, level: int) -> str:
         y=at.y + 5,
         width=after - at.x - 5 + width(note, NOTE),
         height=16,
-        fill=fill,
+        fill=_fill(level),
         fill_opacity=0.85,
     )
     title = _text(name, at.x + 10, at.y + 17, TITLE, INK, bold=True)

@@ -55,7 +55,16 @@ def save(
         InputError: the name tells no format, or the file cannot be written.
     """
     target = Path(path)
-    content = render(drawing, format or target.suffix.removeprefix(".").lower(), depth)
+    write(render(drawing, format or target.suffix.removeprefix(".").lower(), depth), target)
+    return target
+
+
+def write(content: bytes, target: Path) -> None:
+    """Write what :func:`render` gave.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
     try:
         target.write_bytes(content)
     except OSError as error:
@@ -63,4 +72,3 @@ def save(
             f"{target} cannot be written: {error.strerror}",
             remedy="choose a file in a directory that exists and may be written to",
         ) from error
-    return target

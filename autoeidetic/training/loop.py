@@ -303,9 +303,8 @@ class Loop:
 
     def _stop(self, reason: str) -> None:
         now = self.progress
-        now.phase, now.reason, now.tries = SETTLE, reason, 0
-        if self.config.settle_epochs == 0:
-            now.phase = DONE
+        now.phase = SETTLE if self.config.settle_epochs else DONE
+        now.reason, now.tries = reason, 0
 
     def _settle(self) -> None:
         """An epoch at a lower rate than the one before; the last one is near zero."""
