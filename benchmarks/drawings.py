@@ -22,8 +22,9 @@ from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.families import SMALLEST
-from benchmarks.runner import RESULTS, Record, run_all, seconds_of, setting
+from autoeidetic.zoo.families import SMALLEST
+from autoeidetic.zoo.runner import Record, run_all, seconds_of, setting
+from benchmarks import RESULTS
 
 #: Thousands of operators, many branches, a billion parameters; never with memory for weights.
 GIANTS = ("coat_small", "nasnetalarge", "vit_giant_patch14_224")
@@ -61,9 +62,9 @@ def measure(name: str) -> Record:
     """One model, in its own process: described, then written as a page and as a picture."""
     import torch
 
-    from autoeidetic.cli import inspect_model
     from autoeidetic.draw import describe, save
     from autoeidetic.draw.fold import fold
+    from autoeidetic.lookup import inspect_model
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

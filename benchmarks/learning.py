@@ -30,13 +30,14 @@ import torch
 from torch import nn
 
 import autoeidetic
+from autoeidetic.zoo.runner import Record, setting
+from benchmarks import RESULTS
 from benchmarks import learning_baselines as baselines
 from benchmarks import learning_data as data
 from benchmarks import learning_kills as kills
 from benchmarks import learning_models as models
 from benchmarks import learning_scores as score_curves
 from benchmarks.learning_report import table
-from benchmarks.runner import RESULTS, Record, setting
 
 PAPER = 0.9831  # ten tasks of permuted MNIST
 SCORES = ("l1", "l2", "taylor", "hybrid")
@@ -293,11 +294,13 @@ def pretrained(options: argparse.Namespace) -> Record:
         lambda parameters: torch.optim.AdamW(parameters, lr=options.lr),
         convert={"recycle": "keep"},
         pruning=options.pruning,
-        step=0.1,
-        tolerance=0.01,
-        patience=2,
-        max_epochs=options.max_epochs,
-        recovery_epochs=1,
+        step=options.step,
+        most=options.most,
+        tolerance=0.02,
+        patience=options.epochs,
+        max_epochs=options.epochs,
+        recovery_epochs=options.recovery_epochs,
+        settle_epochs=options.settle_epochs,
         score_batches=6,
         on_full="reuse",
     )
@@ -373,8 +376,12 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "pretrained": {
         "--size": {"type": int, "default": 224},
         "--lr": {"type": float, "default": 3e-4},
-        "--max-epochs": {"type": int, "default": 4},
+        "--epochs": {"type": int, "default": 6},
         "--pruning": _PRUNING,
+        "--step": {"type": float, "default": 0.15},
+        "--most": {"type": float, "default": 0.6, "help": "share of the units that is pruned"},
+        "--recovery-epochs": {"type": int, "default": 3},
+        "--settle-epochs": {"type": int, "default": 3},
     },
     "scores": {
         "--data": {"choices": ("mnist", "cifar"), "default": "mnist"},

@@ -17,12 +17,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks import learning_report, plots
-from benchmarks.runner import RESULTS, Record, setting_line
+from autoeidetic.zoo import plots
+from autoeidetic.zoo.page import plot_coverage, plot_times
+from autoeidetic.zoo.runner import Record, setting_line
+from autoeidetic.zoo.summary import bullets, summary
+from benchmarks import RESULTS, learning_report
 from benchmarks.speed_growth import growth_report
 from benchmarks.speed_tables import bytes_report, compare_summary, cost_report, giant_report
-from benchmarks.zoo_page import plot_coverage, plot_times
-from benchmarks.zoo_summary import bullets, summary
 
 DOCS = Path(__file__).parent.parent / "docs"
 HEAD = """# Benchmarks

@@ -23,10 +23,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.families import SMALLEST
-from benchmarks.peers import WARM_UP, compare
-from benchmarks.runner import (
-    RESULTS,
+from autoeidetic.zoo.families import SMALLEST
+from autoeidetic.zoo.peers import WARM_UP, compare
+from autoeidetic.zoo.runner import (
     Record,
     forget,
     peak_memory,
@@ -35,6 +34,7 @@ from benchmarks.runner import (
     setting,
     setting_line,
 )
+from benchmarks import RESULTS
 from benchmarks.speed_growth import POINTS, grown, growth_report
 from benchmarks.speed_memory import memory
 from benchmarks.speed_steps import evaluate, prune, step

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autoeidetic.zoo.runner import Record
 from benchmarks.reference_masks import ReferenceNet
-from benchmarks.runner import Record
 from benchmarks.speed_memory import state_bytes
 from benchmarks.speed_steps import compare, forward, next_task, optimizer, ratios, stepper, timed
 from benchmarks.workloads import CLASSES, converted, masked, mlp

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from autoeidetic.zoo.runner import Record, seconds_of
 from benchmarks.reference_masks import ReferenceNet
-from benchmarks.runner import Record, seconds_of
 from benchmarks.workloads import CLASSES, build, converted, masked
 
 Action = Callable[[], object]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from benchmarks.runner import Record
+from autoeidetic.zoo.runner import Record
 
 
 def compare_report(records: list[Record]) -> str:

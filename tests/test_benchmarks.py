@@ -5,6 +5,7 @@ Machines that run tests are busy: a budget counts as broken here when it is miss
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import os
@@ -15,12 +16,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks import peers, report, runner, speed, speed_growth, speed_steps, zoo, zoo_measure
-from benchmarks.runner import Record, run_all
+from autoeidetic import cli
+from autoeidetic.zoo import command, measure, peers, runner
+from autoeidetic.zoo.page import to_html
+from autoeidetic.zoo.records import verified
+from autoeidetic.zoo.runner import Record, run_all
+from autoeidetic.zoo.table import to_csv, to_markdown
+from benchmarks import report, speed, speed_growth, speed_steps
 from benchmarks.speed_memory import memory
-from benchmarks.zoo_page import to_html
-from benchmarks.zoo_records import verified
-from benchmarks.zoo_table import to_csv, to_markdown
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 MARGIN = 1.5
@@ -82,12 +85,17 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
 # -- the zoo --------------------------------------------------------------------------------------
 
 
+def zoo(*arguments: str) -> int:
+    """``autoeidetic benchmark``."""
+    return cli.main(["benchmark", *arguments])
+
+
 @pytest.fixture(scope="module")
 def slice_of_zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two models through every stage but the comparison."""
     folder = tmp_path_factory.mktemp("results")
     arguments = ["--models", *TINY, "--verify", "--workers", "2", "--output", "zoo-families"]
-    assert zoo.main([*arguments, "--into", str(folder)]) == 0
+    assert zoo(*arguments, "--into", str(folder)) == 0
     return folder
 
 
@@ -97,7 +105,7 @@ def test_zoo_keeps_its_promises(slice_of_zoo: Path) -> None:
     for record in content["models"]:
         found = record["analyze"]
         assert found["captured_by"] == "meta"
-        assert found["weights"] == zoo_measure.ON_META
+        assert found["weights"] == measure.ON_META
         assert not found["unhandled"]
         assert not found["unaccounted"]
         assert found["locked_share"] == 0
@@ -125,28 +133,28 @@ def test_zoo_goes_on(
 ) -> None:
     """A stage that ran is not run again, not even for a model of another selection."""
     stages = {
-        name: zoo_measure.Stage(never, 1.0, 1.0, real=stage.real)
-        for name, stage in zoo_measure.STAGES.items()
+        name: measure.Stage(never, 1.0, 1.0, real=stage.real)
+        for name, stage in measure.STAGES.items()
     }
-    monkeypatch.setattr(zoo, "STAGES", stages)
-    assert zoo.main(["--models", "test_vi?", "--into", str(slice_of_zoo)]) == 0
+    monkeypatch.setattr(command, "STAGES", stages)
+    assert zoo("--models", "test_vi?", "--into", str(slice_of_zoo)) == 0
     assert "1 of 1 models (100.0%) analysed" in capsys.readouterr().out
 
 
 def test_zoo_reports_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = zoo_measure.build
+    real = measure.build
 
     def broken(name: str, *args: Any) -> Any:
         if name == "test_vit":
             raise RuntimeError("no such layer")
         return real(name, *args)
 
-    monkeypatch.setattr(zoo_measure, "build", broken)
-    monkeypatch.setattr(zoo, "warm_up", lambda: None)
+    monkeypatch.setattr(measure, "build", broken)
+    monkeypatch.setattr(command, "warm_up", lambda: None)
     arguments = ["--models", *TINY, "--into", str(tmp_path), "--output", "broken"]
-    assert zoo.main([*arguments, "--real-params", "1000"]) == 1
+    assert zoo(*arguments, "--real-params", "1000") == 1
     printed = capsys.readouterr().out
     assert "1 of 2 models (50.0%) analysed" in printed
     assert "FAILED: test_vit, analyze: RuntimeError: no such layer" in printed
@@ -157,16 +165,18 @@ def test_zoo_reports_failures(
 
 
 def test_zoo_selects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parse = zoo._parser().parse_args
-    assert len(zoo._selected(parse(["--families"]))) == 97
-    assert len(zoo._selected(parse(["--torchvision"]))) == 80
-    assert len(zoo._selected(parse(["--transformers"]))) >= 12
-    assert len(zoo._selected(parse(["--all"]))) > 1300
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser, tmp_path)
+    parse = parser.parse_args
+    assert len(command._selected(parse(["--families"]))) == 97
+    assert len(command._selected(parse(["--torchvision"]))) == 80
+    assert len(command._selected(parse(["--transformers"]))) >= 12
+    assert len(command._selected(parse(["--all"]))) > 1300
     some = ["--models", "test_*net*", "--max-params", "4.6e5", "--into", str(tmp_path)]
-    assert "test_byobnet" in zoo._selected(parse(some))
-    assert "test_resnet" not in zoo._selected(parse(some))
-    assert zoo.main(["--models", "no_such_model"]) == 2
-    assert zoo.main([]) == 2
+    assert "test_byobnet" in command._selected(parse(some))
+    assert "test_resnet" not in command._selected(parse(some))
+    assert zoo("--models", "no_such_model") == 2
+    assert zoo() == 2
     assert "no model is called 'no_such_model'" in capsys.readouterr().err
 
 

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 
 from autoeidetic import TrainConfig, cli, routing
+from autoeidetic.cli import demo
+from autoeidetic.lookup import parameters_on_meta
 from autoeidetic.routing import base
 
 ROOT = Path(__file__).parent.parent
@@ -122,7 +124,7 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
 def test_demo(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["demo"]) == 0
     printed = capsys.readouterr().out
-    for name in cli.DEMO:
+    for name in demo.DEMO:
         assert name in printed
     assert "can be divided between tasks" in printed
     assert "layer1" in printed
@@ -162,7 +164,7 @@ def test_tied_parameters_stay_tied_without_memory() -> None:
             self.b.weight = weight
             self.register_buffer("index", weight.detach().argmax(1))
 
-    with cli.parameters_on_meta():
+    with parameters_on_meta():
         model = Tied()
     assert model.a.weight is model.b.weight
     assert all(parameter.is_meta for parameter in model.parameters())

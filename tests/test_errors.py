@@ -207,7 +207,7 @@ def test_command_line_shapes(capsys: Any) -> None:
 
 
 def test_no_traceback() -> None:
-    command = [sys.executable, "-m", "autoeidetic.cli", "inspect", "no_such_model"]
+    command = [sys.executable, "-m", "autoeidetic", "inspect", "no_such_model"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert "Traceback" not in result.stderr

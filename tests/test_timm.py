@@ -17,7 +17,7 @@ import torchvision
 from torch import Tensor, nn
 
 import autoeidetic
-from benchmarks.families import SMALLEST
+from autoeidetic.zoo.families import SMALLEST
 
 #: Small models, and together most of the hazards: attention of many kinds, mixers, gates,
 #: concatenation, grouped and standardised convolutions, windows, recurrences.

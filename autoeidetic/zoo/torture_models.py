@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from autoeidetic.inputs import CallInputs
-from benchmarks.zoo_models import batch
+from ..inputs import CallInputs
+from .models import batch
 
 SMALL = (96, 128, 112)  # pixels tried before a model's own size, for speed
 CLASSES = 10

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from html import escape
 
-from benchmarks.runner import Record
-from benchmarks.zoo_records import failures, part, skipped, verified
-from benchmarks.zoo_summary import bullets, reasons, summary
+from .records import failures, part, skipped, verified
+from .runner import Record
+from .summary import bullets, reasons, summary
 
 Value = str | float | None
 

@@ -1,6 +1,6 @@
 """The same models through other tools: ``torch.export``, and Torch-Pruning as it is documented.
 
-The stage ``compare`` of ``benchmarks/zoo.py`` and the section ``analyze`` of ``speed.py``.
+The stage ``compare`` of ``autoeidetic benchmark``, and ``benchmarks/speed.py analyze``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoeidetic.inputs import CallInputs
-from benchmarks.runner import Record, limited, seconds_of, short
-from benchmarks.zoo_models import as_example, batch, build, example, logits
+from ..inputs import CallInputs
+from .models import as_example, batch, build, example, logits
+from .runner import Record, limited, seconds_of, short
 
 WARM_UP = ("test_resnet", "test_vit")  # the second one when the first is what is measured
 ROUNDS = 3

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import platform
-import resource
 import signal
 import sys
 import time
@@ -25,7 +24,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-RESULTS = Path(__file__).parent / "results"
 GIB = 2**30
 Record = dict[str, Any]
 
@@ -170,12 +168,16 @@ def is_lack_of_memory(error: BaseException) -> bool:
 
 
 def _limit_memory(gibibytes: float) -> None:
+    import resource  # not on every platform
+
     limit = int(gibibytes * GIB)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def peak_memory() -> float:
     """Peak resident memory of this process so far, in GiB."""
+    import resource
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
 
 

@@ -12,18 +12,19 @@ import torch
 from torch import nn
 
 import autoeidetic
-from autoeidetic.blueprint import blueprint
-from autoeidetic.capacity import free_share
-from autoeidetic.capture import capture
-from autoeidetic.cli import parameters_on_meta
-from autoeidetic.inputs import call_inputs
-from autoeidetic.owners import Owners
-from autoeidetic.prune import choose
-from autoeidetic.values import core
-from benchmarks import torture
-from benchmarks.peers import WARM_UP, compare_and_prune
-from benchmarks.runner import Record, peak_memory, seconds_of, short
-from benchmarks.zoo_models import build, example
+
+from ..blueprint import blueprint
+from ..capacity import free_share
+from ..capture import capture
+from ..inputs import call_inputs
+from ..lookup import parameters_on_meta
+from ..owners import Owners
+from ..prune import choose
+from ..values import core
+from . import torture
+from .models import build, example
+from .peers import WARM_UP, compare_and_prune
+from .runner import Record, peak_memory, seconds_of, short
 
 ON_META, ALL_ON_META, REAL = "parameters on meta", "all on meta", "real weights"
 TOO_MANY = 500_000_000  # parameters, for memory that two models have to share

@@ -6,8 +6,8 @@ when the stage was not asked for, ``{"skipped": reason}`` or ``{"error": cause}`
 
 from __future__ import annotations
 
-from benchmarks import torture
-from benchmarks.runner import Record
+from . import torture
+from .runner import Record
 
 LARGEST_CLASS = 0.02
 LARGEST_LOCKED = 0.10

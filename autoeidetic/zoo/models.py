@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from autoeidetic.inputs import CallInputs, call_inputs
+from ..errors import InputError
+from ..inputs import CallInputs, call_inputs
 
 #: Encoders with the default configuration of their class, which is the published base size.
 TRANSFORMERS = {
@@ -50,14 +51,16 @@ def matching(patterns: Iterable[str]) -> list[str]:
     """The names that fit one of the patterns, in the order of the patterns.
 
     Raises:
-        ValueError: a pattern fits nothing.
+        InputError: a pattern fits nothing.
     """
     known = [*timm_names(), *torchvision_names(), *transformers_names()]
     found: list[str] = []
     for pattern in patterns:
         fitting = [name for name in known if fnmatchcase(name, pattern)]
         if not fitting:
-            raise ValueError(f"no model is called {pattern!r}")
+            raise InputError(
+                f"no model is called {pattern!r}", remedy="see timm.list_models() for names"
+            )
         found += fitting
     return list(dict.fromkeys(found))
 
@@ -77,15 +80,15 @@ def family(name: str) -> str:
 def build(name: str, classes: int | None = None) -> nn.Module:
     """A model with random weights, and as many outputs as its publishers gave it."""
     library, colon, rest = name.partition(":")
+    size: dict[str, Any] = {} if classes is None else {"num_classes": classes}
     if not colon:
         import timm
 
-        return timm.create_model(name, **({} if classes is None else {"num_classes": classes}))
+        return timm.create_model(name, **size)
     if library == "torchvision":
         from torchvision import models
 
         start = {"init_weights": False} if rest in _SLOW_START else {}
-        size = {} if classes is None else {"num_classes": classes}
         return models.get_model(rest, weights=None, **start, **size)
     return _transformer(rest, {} if classes is None else {"num_labels": classes})
 

@@ -1,6 +1,6 @@
 """The smallest model of each of timm's families (modules), as of timm 1.0.30.
 
-``python benchmarks/families.py`` computes the table anew and says what has changed.
+``python -m autoeidetic.zoo.families`` computes the table anew and says what has changed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """No bit moved: three tasks in a row, with hostile optimizers, on one model.
 
-The stage ``verify`` of ``benchmarks/zoo.py``. See README.md in this directory for what is done.
+The stage ``verify`` of ``autoeidetic benchmark``. benchmarks/README.md tells what is done.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from autoeidetic.inputs import CallInputs
-from benchmarks.runner import Record, is_lack_of_memory, seconds_of, short
-from benchmarks.torture_models import CLASSES, randomize, small_batch, varied
-from benchmarks.zoo_models import as_example, build, logits
+from ..inputs import CallInputs
+from .models import as_example, build, logits
+from .runner import Record, is_lack_of_memory, seconds_of, short
+from .torture_models import CLASSES, randomize, small_batch, varied
 
 STEPS = 2  # with each optimizer
 CLIP = 5.0  # norm of the gradient: two images make the gradients of some norms huge
@@ -34,13 +35,13 @@ def measure(name: str) -> Record:
     """Torture one model, at a lower rate when it diverges."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    from autoeidetic.errors import NonFiniteError
+    from ..errors import NonFiniteError
 
     diverged: list[str] = []
     for rate in RATES:
         record: Record = {"rate": rate, "diverged": diverged, "phase": "build"}
         try:
-            record["seconds"] = seconds_of(lambda record=record: _torture(name, record))
+            record["seconds"] = seconds_of(partial(_torture, name, record))
         except (DivergenceError, NonFiniteError) as error:
             diverged.append(f"at {record['rate']:g} in {record['phase']}: {short(error)}")
             continue

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from html import escape
 
-from benchmarks import plots
-from benchmarks.runner import Record, setting_line
-from benchmarks.zoo_records import analysed, converted, part, pruned_by_peer, verified
-from benchmarks.zoo_summary import summary
-from benchmarks.zoo_table import Column, shown
+from . import plots
+from .records import analysed, converted, part, pruned_by_peer, verified
+from .runner import Record, setting_line
+from .summary import summary
+from .table import Column, shown
 
 _STYLE = """
 :root { color-scheme: light dark; font: 14px/1.4 system-ui, sans-serif; }

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from html import escape
 from statistics import median
 
-from benchmarks.runner import Record
-from benchmarks.zoo_measure import REAL
-from benchmarks.zoo_records import (
+from .measure import REAL
+from .records import (
     LARGEST_CLASS,
     LARGEST_LOCKED,
     analysed,
@@ -22,6 +21,7 @@ from benchmarks.zoo_records import (
     skipped,
     verified,
 )
+from .runner import Record
 
 
 def bullets(lines: Iterable[str]) -> list[str]:

@@ -1,0 +1,1 @@
+"""Zoo: convert many models, measure what came of it, and compare with other tools."""
