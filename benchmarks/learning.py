@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -90,9 +89,13 @@ def learned(
     *,
     transform: Any = None,
     convert: dict[str, Any] | None = None,
+    first: dict[str, Any] | None = None,
     **settings: Any,
 ) -> tuple[autoeidetic.EideticNet, autoeidetic.Run, Record]:
-    """One run of ``autoeidetic.learn``, and what is recorded of it."""
+    """One run of ``autoeidetic.learn``, and what is recorded of it.
+
+    ``first`` are settings of task 0 that differ from those of the others.
+    """
     torch.manual_seed(options.seed)
     net = autoeidetic.convert(build(), tasks[0].train.x[:2], **(convert or {}))
     lessons = [
@@ -101,8 +104,9 @@ def learned(
             test=data.Batches(*task.test, 500, shuffle=False),
             classes=task.classes,
             name=task.name,
+            settings=first if number == 0 else None,
         )
-        for task in tasks
+        for number, task in enumerate(tasks)
     ]
     run = autoeidetic.learn(
         net,
@@ -210,13 +214,12 @@ def routed(net: autoeidetic.EideticNet, tasks: Sequence[data.TaskData]) -> Recor
 def cifar(options: argparse.Namespace) -> Record:
     """Split CIFAR-100 next to fine-tuning, separate networks and a frozen backbone.
 
-    Every method may train ``--epochs`` on a task. Ours spends some of them on pruning: the rounds
-    with an epoch of recovery each, and the epochs in which the pruned network settles.
+    Every method may train ``--epochs`` on a task. Ours is pruned after some of them, all at once,
+    and has the others to settle, with falling rates.
     """
     tasks = data.split_cifar100(directory=options.data_directory)[: options.tasks]
     build = getattr(models, options.model)
-    rounds = math.ceil(options.most / options.step)
-    training = options.epochs - rounds - options.settle_epochs
+    training = options.epochs - options.settle_epochs
     budget = baselines.Budget(
         epochs=options.epochs,
         batch_size=64,
@@ -234,18 +237,13 @@ def cifar(options: argparse.Namespace) -> Record:
         tasks,
         budget.batch_size,
         budget.optimizer,
-        scheduler=lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(
-            opt, training, eta_min=options.lr_factor * options.lr
-        ),
         transform=budget.transform,
         pruning=options.pruning,
-        step=options.step,
+        step=options.most,
         most=options.most,
-        tolerance=options.tolerance,
-        lr_factor=options.lr_factor,
+        tolerance=1.0,
         patience=training,
         max_epochs=training,
-        recovery_epochs=1,
         settle_epochs=options.settle_epochs,
         on_full="reuse",
     )
@@ -293,6 +291,7 @@ def pretrained(options: argparse.Namespace) -> Record:
         20,
         lambda parameters: torch.optim.AdamW(parameters, lr=options.lr),
         convert={"recycle": "keep"},
+        first={"most": options.first_most},
         pruning=options.pruning,
         step=options.step,
         most=options.most,
@@ -345,9 +344,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "--tasks": {"type": int, "default": 10},
         "--pruning": _PRUNING,
         "--lr": {"type": float, "default": 1e-3},
-        "--step": {"type": float, "default": 0.17},
+        "--step": {"type": float, "default": 0.3},
         "--most": {"type": float, "default": 0.85, "help": "share of the units that is pruned"},
-        "--tolerance": {"type": float, "default": 0.004},
+        "--tolerance": {"type": float, "default": 0.008},
         "--lr-factor": {"type": float, "default": 0.2},
         "--epochs": {"type": int, "default": 7},
         "--recovery-epochs": {"type": int, "default": 2},
@@ -364,14 +363,11 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "cifar": {
         "--model": {"default": "resnet18", "help": "a function of learning_models.py"},
         "--tasks": {"type": int, "default": 5},
-        "--epochs": {"type": int, "default": 14, "help": "of each task, for every method"},
+        "--epochs": {"type": int, "default": 8, "help": "of each task, for every method"},
         "--lr": {"type": float, "default": 1e-3},
         "--pruning": _PRUNING,
-        "--step": {"type": float, "default": 0.4},
-        "--most": {"type": float, "default": 0.8, "help": "share of the units that is pruned"},
-        "--tolerance": {"type": float, "default": 0.25},
-        "--lr-factor": {"type": float, "default": 0.5},
-        "--settle-epochs": {"type": int, "default": 5},
+        "--most": {"type": float, "default": 0.6, "help": "share of the units that is pruned"},
+        "--settle-epochs": {"type": int, "default": 5, "help": "of the epochs, after pruning"},
     },
     "pretrained": {
         "--size": {"type": int, "default": 224},
@@ -380,6 +376,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "--pruning": _PRUNING,
         "--step": {"type": float, "default": 0.15},
         "--most": {"type": float, "default": 0.6, "help": "share of the units that is pruned"},
+        "--first-most": {"type": float, "default": 0.3, "help": "the same for task 0"},
         "--recovery-epochs": {"type": int, "default": 3},
         "--settle-epochs": {"type": int, "default": 3},
     },
