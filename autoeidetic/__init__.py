@@ -1,7 +1,7 @@
 """Networks that cannot forget: any PyTorch model, divided between tasks."""
 
 from .analysis import analyze
-from .checkpoint import load
+from .checkpoint import Audit, audit, load
 from .convert import convert
 from .draw import visualize
 from .errors import (
@@ -31,6 +31,7 @@ from .score import score
 from .training import Epoch, TaskHistory, TrainConfig
 
 __all__ = [
+    "Audit",
     "AutoeideticError",
     "CapacityError",
     "CaptureError",
@@ -55,6 +56,7 @@ __all__ = [
     "UnhandledOperatorError",
     "UnhandledOperatorWarning",
     "analyze",
+    "audit",
     "convert",
     "evaluate",
     "learn",

@@ -25,6 +25,7 @@ from .inputs import CallInputs
 from .layers.guard import Guard, Runtime, guard
 from .owners import Owners
 from .pins import Pin, Pins, Where, state, watch
+from .seal import Seal
 from .snapshot import Snapshot
 
 Self = TypeVar("Self", bound="Answering")
@@ -35,7 +36,7 @@ class Task:
     """A task: its name, the classes of each of its heads, and whether it is finished.
 
     ``revisits`` is the earlier task it is a second go at; ``answered_by`` the second go that
-    answers in its place.
+    answers in its place; ``seal`` what it was when it was finished.
     """
 
     index: int
@@ -45,6 +46,7 @@ class Task:
     seed: int
     revisits: int | None = None
     answered_by: int | None = None
+    seal: Seal | None = None
 
 
 class Answering(nn.Module):
@@ -82,7 +84,7 @@ class Answering(nn.Module):
         self._visible: dict[tuple[str | int, int], Tensor | None] = {}
         self._settle(freeze=True)
         # what the analysis saw: a saved network is analysed in the same types again
-        self._dtypes = {name: home[leaf].dtype for name, (home, leaf) in self._slots.items()}
+        self._dtypes = self._types()
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -362,13 +364,27 @@ class Answering(nn.Module):
 
     def _apply(self: Self, fn: Any, recurse: bool = True) -> Self:
         self.pins.impose()
+        before = self._types()
         super()._apply(fn, recurse)
         self._settle(freeze=False)
+        changed = [kind for name, kind in self._types().items() if before.get(name, kind) != kind]
+        if changed:
+            self._tasks = [_converted(task, changed[0]) for task in self._tasks]
         return self
+
+    def _types(self) -> dict[str, torch.dtype]:
+        return {name: home[leaf].dtype for name, (home, leaf) in self._slots.items()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._settle(freeze=False)
+
+
+def _converted(task: Task, kind: torch.dtype) -> Task:
+    """A task whose sealed values may have been rounded."""
+    if task.seal is None:
+        return task
+    return replace(task, seal=replace(task.seal, converted=str(kind)))
 
 
 def device_of(model: nn.Module, path: str) -> torch.device:

@@ -29,6 +29,12 @@ from .errors import CheckpointError
 FORMAT = 1
 _KEY = "autoeidetic"
 _INTACT = "use an intact copy of the file, or save the network again"
+#: A file begins with the length of its header in eight bytes, and then the header so.
+_BEGINNING = f'{{"__metadata__":{{"{_KEY}":'.encode()
+
+
+class DamageError(CheckpointError):
+    """A file that was written here is no longer what it was."""
 
 
 def write(path: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -71,13 +77,44 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     Raises:
         CheckpointError: there is no such file, it is damaged, or it is something else.
     """
+    description, tensors, damage = examine(path)
+    if damage is not None:
+        raise damage
+    return description, tensors
+
+
+def examine(path: Path) -> tuple[Any, dict[str, Tensor], DamageError | None]:
+    """What is in a file, edited or not, and what is wrong with it.
+
+    Of an edited file nothing is promised, not even the order in memory. The description is None
+    when it cannot be read.
+
+    Raises:
+        CheckpointError: there is no such file, or it is something else.
+    """
     while True:
         before = _identity(path)
         try:
-            return _read(path)
+            found = _examine(path)
+            if found[2] is None or _identity(path) == before:
+                return found
         except CheckpointError:
             if _identity(path) == before:
-                raise  # else it was replaced meanwhile, so parts of two files were read
+                raise
+        # it was replaced meanwhile, so parts of two files were read
+
+
+def _examine(path: Path) -> tuple[Any, dict[str, Tensor], DamageError | None]:
+    try:
+        outer, tensors = _stored(path)
+        content = {"network": outer["network"], "strides": outer["strides"]}
+        if not outer["canonical"] or outer["digest"] != _digest(content, tensors):
+            return outer["network"], tensors, _damaged()
+        for name, strides in outer["strides"].items():
+            tensors[name] = _with_strides(tensors[name], strides)
+        return outer["network"], tensors, None
+    except DamageError as error:
+        return None, {}, error
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -89,30 +126,40 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return status.st_ino, status.st_mtime_ns
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _stored(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and the tensors, as they are."""
     if path.is_dir():
         raise CheckpointError("is a directory", remedy="pass the file that net.save wrote")
     try:
         with safe_open(path, framework="pt") as file:
             outer = _outer((file.metadata() or {}).get(_KEY))
-            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            content = {"network": outer["network"], "strides": outer["strides"]}
-            if outer["digest"] != _digest(content, stored):
-                raise _damaged()
-            # copies, for what safetensors gives lies in the file, which may change
-            tensors = {name: tensor.clone() for name, tensor in stored.items()}
+            names = file.keys()
+            return outer, {name: _copy(file.get_tensor(name)) for name in names}
     except FileNotFoundError as error:
         raise CheckpointError("there is no such file", remedy="check the path") from error
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error}", remedy="check the file") from error
     except SafetensorError as error:
-        raise CheckpointError(
+        kind = DamageError if _begins_well(path) else CheckpointError
+        raise kind(
             f"is not a safetensors file, or is damaged ({error})",
             remedy=f"pass a file that net.save wrote; {_INTACT}",
         ) from error
-    for name, strides in outer["strides"].items():
-        tensors[name] = _with_strides(tensors[name], strides)
-    return outer["network"], tensors
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Byte by byte, for what safetensors gives lies in the file, which may change.
+
+    ``clone`` makes 1 of every boolean that is not 0, and an edit of one would not be seen.
+    """
+    content = tensor.reshape(-1).view(torch.uint8).clone()
+    return content.view(tensor.dtype).reshape(tensor.shape)
+
+
+def _begins_well(path: Path) -> bool:
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read(8 + len(_BEGINNING))[8:] == _BEGINNING
+    return False
 
 
 def _outer(text: str | None) -> dict[str, Any]:
@@ -131,16 +178,14 @@ def _outer(text: str | None) -> dict[str, Any]:
             f"has format {version}, and this autoeidetic reads up to {FORMAT}",
             remedy="upgrade autoeidetic",
         )
-    # the text itself is compared, so that no edit goes by that JSON would read over
     if version != FORMAT or outer.keys() != {"format", "digest", "network", "strides"}:
         raise _damaged()
-    if _canonical(outer) != text:
-        raise _damaged()
-    return outer
+    # the text itself is compared, so that no edit goes by that JSON would read over
+    return {**outer, "canonical": _canonical(outer) == text}
 
 
-def _damaged() -> CheckpointError:
-    return CheckpointError("is damaged or was edited: its digest is not right", remedy=_INTACT)
+def _damaged() -> DamageError:
+    return DamageError("is damaged or was edited: its digest is not right", remedy=_INTACT)
 
 
 def _canonical(value: Any) -> str:

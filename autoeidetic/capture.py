@@ -123,7 +123,7 @@ def _record(recorder: Recorder, model: nn.Module, inputs: CallInputs) -> Capture
     with (
         _MODULE_CALL_LOCK,
         torch.no_grad(),
-        _preserved(model),
+        preserved(model),
         _module_calls(recorder),
         _DispatchMode(recorder),
         _FunctionMode(recorder),
@@ -134,7 +134,7 @@ def _record(recorder: Recorder, model: nn.Module, inputs: CallInputs) -> Capture
 
 
 @contextmanager
-def _preserved(model: nn.Module) -> Iterator[None]:
+def preserved(model: nn.Module) -> Iterator[None]:
     """Eval mode for the time of the run; after it, everything is as it was before.
 
     That includes attributes and containers of the modules, for some cache in them what they

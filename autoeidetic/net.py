@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import heads, routing, training
+from . import heads, routing, seal, training
 from .answering import Answering, Task, device_of
 from .batches import default_loss
 from .blueprint import HeadPlan
@@ -314,6 +314,27 @@ class EideticNet(Drawable, Answering):
         self.owners = self.owners.finished()
         self._snapshot = None
         self._settle(freeze=True)
+        self._tasks[-1] = replace(self._tasks[-1], seal=seal.take(self, len(self._tasks) - 1))
+
+    def seal(self) -> None:
+        """Take the seals of all finished tasks anew, for :func:`autoeidetic.audit`.
+
+        ``finish_task`` takes them by itself. After a change of type (``net.half()``) they no longer
+        apply, and a network that was saved by an earlier version has none.
+
+        Example:
+            >>> import torch, autoeidetic
+            >>> from torch import nn
+            >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+            >>> net = autoeidetic.convert(model, torch.randn(2, 4))
+            >>> net.prepare_for_task(0, num_classes=2); net.prune(0.5); net.finish_task()
+            >>> net.double().seal()
+        """
+        self.pins.impose()
+        self._tasks = [
+            replace(task, seal=seal.take(self, task.index)) if task.finished else task
+            for task in self._tasks
+        ]
 
     def _check_finite(self) -> None:
         bad = [name for name, tensor in self._trained().items() if not tensor.isfinite().all()]

@@ -19,7 +19,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,12 @@ def main() -> int:
     torch.set_flush_denormal(True)
     began = time.perf_counter()
     record = COMMANDS[options.command](options)
-    given = {k: v for k, v in vars(options).items() if k not in ("into", "data_directory", "quiet")}
+    local = ("into", "data_directory", "quiet", "threads")  # of this machine, and not of the run
+    given = {k: v for k, v in vars(options).items() if k not in local}
     record = {
-        "command": "python benchmarks/learning.py " + " ".join(sys.argv[1:]),
+        "command": "python benchmarks/learning.py " + " ".join(typed(options)),
         "options": given,
+        "threads": options.threads,
         "setting": setting(),
         "seconds_of_this_call": round(time.perf_counter() - began),
         **record,
@@ -74,6 +76,16 @@ def main() -> int:
     (RESULTS / f"learning-{name}.md").write_text(text + "\n")
     print(text)
     return 0 if record["passed"] else 1
+
+
+def typed(options: argparse.Namespace) -> Iterator[str]:
+    """The command and its options as one would type them, where they are not the defaults."""
+    yield options.command
+    for flag, about in {"--seed": {"default": 0}, **ARGUMENTS.get(options.command, {})}.items():
+        value = getattr(options, flag.strip("-").replace("-", "_"))
+        if value != about["default"]:
+            shown = value if isinstance(value, (list, tuple)) else [value]
+            yield " ".join([flag, *map(str, shown)])
 
 
 # -- our network on a sequence ---------------------------------------------------------------------

@@ -1,5 +1,8 @@
-"""Checkpoints: a network in one file, and back."""
+"""Checkpoints: a network in one file, and back; what became of the file."""
 
-from .saving import load, save
+from .audit import audit
+from .loading import load
+from .report import Audit
+from .saving import save
 
-__all__ = ["load", "save"]
+__all__ = ["Audit", "audit", "load", "save"]

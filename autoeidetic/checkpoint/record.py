@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor
-
 from ..blueprint import Blueprint
 from ..errors import CheckpointError
 from ..net import Task
+from ..reference import Output, Reference
+from ..seal import Frozen, Seal, SealedTensor
 from ..values import core
 
 Kind = TypeVar("Kind")
-#: Integers may be indices, which decide what a model does; larger ones hardly are.
-_BYTES_BY_VALUE = 2**16
-#: Types by name, so that a name in a file is looked up here and nowhere else.
-_DTYPES = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
+#: Names of tensors in a file besides those of the network.
+OWNERS, PRUNED, EXAMPLE, ROUTER = "owners", "pruned", "example.", "router."
 
 
 @dataclass(frozen=True)
@@ -93,13 +90,11 @@ def _parse(data: Any) -> Record:
         analysed_as=_dict(str, data["analysed_as"]),
         recipe=_a(dict, data["recipe"]),
         fingerprint=_dict(str, data["fingerprint"]),
-        router=_router(data["router"]),
+        router=_maybe(_router, data["router"]),
     )
 
 
-def _router(data: Any) -> RouterRecord | None:
-    if data is None:
-        return None
+def _router(data: Any) -> RouterRecord:
     if set(data) != {"kind", "tasks"}:
         raise ValueError(f"{sorted(data)!r:.80} about the router")
     return RouterRecord(kind=_a(str, data["kind"]), tasks=_a(int, data["tasks"]))
@@ -114,6 +109,45 @@ def _task(data: Any) -> Task:
         seed=_a(int, data["seed"]),
         revisits=_optional(int, data["revisits"]),
         answered_by=_optional(int, data["answered_by"]),
+        seal=_maybe(_seal, data.get("seal")),  # earlier versions wrote none
+    )
+
+
+def _seal(data: Any) -> Seal:
+    frozen = data["frozen"]
+    return Seal(
+        frozen=Frozen(
+            classes=_a(int, frozen["classes"]),
+            owned=_a(str, frozen["owned"]),
+            tensors={
+                name: SealedTensor(
+                    type=_a(str, tensor["type"]),
+                    values=_a(int, tensor["values"]),
+                    digest=_a(str, tensor["digest"]),
+                )
+                for name, tensor in _dict(dict, frozen["tensors"]).items()
+            },
+        ),
+        reference=_maybe(_reference, data["reference"]),
+        why_not=_a(str, data["why_not"]),
+        converted=_a(str, data["converted"]),
+    )
+
+
+def _reference(data: Any) -> Reference:
+    return Reference(
+        batch=_optional(int, data["batch"]),
+        inputs=_a(str, data["inputs"]),
+        outputs=tuple(
+            Output(
+                type=_a(str, output["type"]),
+                shape=tuple(_list(int, output["shape"])),
+                digest=_a(str, output["digest"]),
+                sample=_a(str, output["sample"]),
+            )
+            for output in _list(dict, data["outputs"])
+        ),
+        environment=_dict(str, data["environment"]),
     )
 
 
@@ -125,6 +159,10 @@ def _a(kind: type[Kind], value: Any) -> Kind:
 
 def _optional(kind: type[Kind], value: Any) -> Kind | None:
     return None if value is None else _a(kind, value)
+
+
+def _maybe(parse: Callable[[Any], Kind], value: Any) -> Kind | None:
+    return None if value is None else parse(value)
 
 
 def _list(kind: type[Kind], value: Any) -> list[Kind]:
@@ -167,80 +205,3 @@ def fingerprint(blueprint: Blueprint) -> dict[str, str]:
 
 def _hash(lines: Iterable[str]) -> str:
     return blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
-
-
-# -- types and example inputs ------------------------------------------------------------------
-
-
-def dtype_of(name: Any) -> torch.dtype:
-    """The type of this name.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    if name not in _DTYPES:
-        raise CheckpointError(f"has a tensor type {name!r}", remedy="upgrade torch")
-    return _DTYPES[name]
-
-
-def encode(value: Any, tensors: dict[str, Tensor], prefix: str) -> Any:
-    """Example inputs as JSON; small tensors of integers are added to ``tensors`` by value.
-
-    Raises:
-        CheckpointError: a key of a dictionary is no plain value.
-    """
-    if isinstance(value, Tensor):
-        size = value.numel() * value.element_size()
-        by_value = not (value.is_floating_point() or value.is_complex() or value.is_meta)
-        name = None
-        if by_value and size <= _BYTES_BY_VALUE:
-            name = f"{prefix}{sum(other.startswith(prefix) for other in tensors)}"
-            tensors[name] = value
-        return {"shape": list(value.shape), "dtype": str(value.dtype), "value": name}
-    if isinstance(value, torch.dtype):
-        return {"type": str(value)}
-    if isinstance(value, tuple):
-        return {"tuple": [encode(item, tensors, prefix) for item in value]}
-    if isinstance(value, list):
-        return [encode(item, tensors, prefix) for item in value]
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, (str, int, float, type(None))):
-                raise CheckpointError(
-                    f"cannot hold an example input under the key {key!r}",
-                    remedy="convert the model with dictionaries whose keys are strings",
-                )
-        return {"dict": [[key, encode(item, tensors, prefix)] for key, item in value.items()]}
-    return value
-
-
-def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The other way round; what was not stored by value comes without data.
-
-    Raises:
-        CheckpointError: not what :func:`encode` makes.
-    """
-    try:
-        return _decode(value, tensors)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(
-            f"has example inputs that cannot be made ({error!r})", remedy="save the network again"
-        ) from error
-
-
-def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if isinstance(value, list):
-        return [_decode(item, tensors) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if "shape" in value:
-        if value["value"] is not None:
-            return tensors[value["value"]]
-        return torch.empty(
-            _list(int, value["shape"]), dtype=dtype_of(value["dtype"]), device="meta"
-        )
-    if "type" in value:
-        return dtype_of(value["type"])
-    if "tuple" in value:
-        return tuple(_decode(item, tensors) for item in value["tuple"])
-    return {key: _decode(item, tensors) for key, item in value["dict"]}

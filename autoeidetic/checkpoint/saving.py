@@ -1,37 +1,25 @@
-"""Checkpoint: a network in one file, and back, with every bit that matters in what comes after.
+"""Saving: a network in one file, with every bit that matters in what comes after.
 
 The file holds the values of the backbone and the heads, who owns what, and a record of the rest.
-Pins and guards are derived from these, so they are made anew. The model itself comes from
-its library by name or from the caller; an analysis that gives other classes than the saved
-network had is refused, for owners are numbers of classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .. import archive
-from ..convert import convert
-from ..enforce import slots
-from ..errors import AutoeideticError, CheckpointError, InputError, Place
-from ..net import EideticNet, Task
-from ..routing import restore, to_be_found, view
+from ..errors import CheckpointError, Place
+from ..net import EideticNet
 from . import rebuild
-from .fill import FRESH, check_places, distinct, filled
-from .record import Record, RouterRecord, decode, dtype_of, encode, fingerprint, versions
-
-_OWNERS, _PRUNED = "owners", "pruned"
-_EXAMPLE = "example."
-_ROUTER = "router."
-_AGAIN = "save the network again"
+from .context import about, generator_untouched
+from .example import encode
+from .fill import distinct
+from .record import EXAMPLE, OWNERS, PRUNED, ROUTER, Record, RouterRecord, fingerprint, versions
 
 
 def save(net: EideticNet, path: Any) -> None:
@@ -52,17 +40,17 @@ def save(net: EideticNet, path: Any) -> None:
     Raises:
         CheckpointError: the file cannot be written, or the network has state that no file holds.
     """
-    with _about(path), _generator_untouched():
+    with about(path), generator_untouched():
         net.pins.impose()
         values = distinct(net._slots)
         _check_storable(net, values)
         tensors = dict(values)
-        tensors[_OWNERS] = torch.from_numpy(net.owners.task)
-        tensors[_PRUNED] = torch.from_numpy(net.owners.pruned)
+        tensors[OWNERS] = torch.from_numpy(net.owners.task)
+        tensors[PRUNED] = torch.from_numpy(net.owners.pruned)
         router = net.router
         if router is not None:
-            tensors |= {f"{_ROUTER}{name}": value for name, value in router.named_buffers()}
-        example = encode([net.example.args, net.example.kwargs], tensors, _EXAMPLE)
+            tensors |= {f"{ROUTER}{name}": value for name, value in router.named_buffers()}
+        example = encode([net.example.args, net.example.kwargs], tensors, EXAMPLE)
         record = Record(
             versions=versions(),
             options={
@@ -92,75 +80,6 @@ def save(net: EideticNet, path: Any) -> None:
         archive.write(Path(path), record.to_dict(), tensors)
 
 
-def load(path: Any, model: nn.Module | None = None) -> EideticNet:
-    """Open a network that was saved, on the CPU and in the precision it had.
-
-    From here on it does what the saved one would have done, bit for bit. No code in the file is
-    run. Only the start of a task that was open is forgotten, if no seed gives it again: then
-    ``rollback()`` raises.
-
-    Args:
-        path: a file that ``net.save`` wrote.
-        model: a new model built as the saved one was, with any values, on any device (``meta``
-            too). It is copied without its values and stays as it is. May be left out for
-            models that timm or torchvision build by name.
-
-    Example:
-        >>> import tempfile, torch, autoeidetic
-        >>> from torch import nn
-        >>> def build():
-        ...     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-        >>> net = autoeidetic.convert(build(), torch.randn(2, 4))
-        >>> net.prepare_for_task(0, num_classes=2); net.prune(0.5); net.finish_task()
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     net.save(f"{folder}/net.safetensors")
-        ...     again = autoeidetic.load(f"{folder}/net.safetensors", model=build())
-        >>> x = torch.randn(5, 4)
-        >>> torch.equal(again(x, task=0), net(x, task=0))
-        True
-
-    Raises:
-        CheckpointError: the file is missing, damaged or something else; it does not tell how to
-            build the model; the model is not the one that was saved.
-    """
-    if model is not None and not isinstance(model, nn.Module):
-        raise InputError(
-            f"model is a {type(model).__qualname__}, not a torch.nn.Module", remedy=FRESH
-        )
-    with _about(path), _generator_untouched():
-        description, tensors = archive.read(Path(path))
-        _check_kinds(tensors)
-        record = Record.parse(description)
-        example = decode(record.example, tensors)
-        if model is None:
-            model = rebuild.build(record.recipe)
-        # values come before the analysis, for it looks at buffers (tables of indices)
-        dtypes = {name: dtype_of(kind) for name, kind in record.analysed_as.items()}
-        net = _converted(filled(model, tensors, dtypes), record, example)
-        _check_same(net, record)
-        _resume(net, record, tensors)
-        return net
-
-
-def _generator_untouched() -> AbstractContextManager[None]:
-    """Models and heads are built, on the CPU, with values that are of no importance."""
-    return torch.random.fork_rng(devices=[])
-
-
-@contextmanager
-def _about(path: Any) -> Iterator[None]:
-    """Say which file it is about."""
-    try:
-        yield
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"'{path}' {error.fact}", place=error.place, remedy=error.remedy
-        ) from error
-
-
-# -- what is saved -----------------------------------------------------------------------------
-
-
 def _check_storable(net: EideticNet, values: Mapping[str, Tensor]) -> None:
     for name, tensor in values.items():
         if tensor.is_meta or tensor.layout != torch.strided:
@@ -184,132 +103,3 @@ def _check_storable(net: EideticNet, values: Mapping[str, Tensor]) -> None:
                     f"cannot hold that {name} and {other} are different parameters in one memory",
                     remedy="tie them by using the same Parameter in both places",
                 )
-
-
-# -- the way back ------------------------------------------------------------------------------
-
-
-def _check_kinds(tensors: Mapping[str, Tensor]) -> None:
-    prefixes = ("backbone.", "heads.", _EXAMPLE, _ROUTER)
-    for name in tensors:
-        if name not in (_OWNERS, _PRUNED) and not name.startswith(prefixes):
-            raise CheckpointError(f"has a tensor {name!r} of no known kind", remedy=_AGAIN)
-
-
-def _converted(model: nn.Module, record: Record, example: Any) -> EideticNet:
-    args, kwargs = example
-    try:
-        return convert(model, kwargs or tuple(args), inplace=True, **record.options)
-    except AutoeideticError as error:
-        raise CheckpointError(
-            f"does not fit the model: {error.fact}", place=error.place, remedy=FRESH
-        ) from error
-
-
-def _check_same(net: EideticNet, record: Record) -> None:
-    found = fingerprint(net.blueprint)
-    different = [name for name in found if found[name] != record.fingerprint.get(name)]
-    if different:
-        then, now = (", ".join(map(" ".join, v.items())) for v in (record.versions, versions()))
-        raise CheckpointError(
-            f"is of another model: {', '.join(different)} differ "
-            f"(it was saved with {then}; here are {now})",
-            remedy=FRESH,
-        )
-
-
-def _resume(net: EideticNet, record: Record, tensors: Mapping[str, Tensor]) -> None:
-    """Put a network without any task where the saved one was."""
-    _take_over_tasks(net, record, tensors)
-    check_places(net.heads, "heads", tensors)
-    values = distinct(net._slots | slots(net.heads, "heads"))
-    for name, tensor in values.items():
-        if name in tensors:
-            tensor.data = tensors[name]
-    net._settle(freeze=True)
-    _take_over_router(net, record, tensors)
-    net.train(record.training)
-    for name, module in net.named_modules():
-        if name in record.other_mode:
-            module.training = not record.training
-    # only now: pins look after gradients where one is wanted at the time they are made
-    without = set(record.without_gradient)
-    for name, tensor in values.items():
-        if isinstance(tensor, nn.Parameter) and (tensor.is_floating_point() or tensor.is_complex()):
-            tensor.requires_grad_(name not in without)
-
-
-def _take_over_tasks(net: EideticNet, record: Record, tensors: Mapping[str, Tensor]) -> None:
-    layers = {head.layer for head in net.blueprint.heads}
-    for number, task in enumerate(record.tasks):
-        last = number == len(record.tasks) - 1
-        if (
-            task.index != number
-            or not (task.finished or last)
-            or task.classes.keys() != layers
-            or not _second_goes_fit(task, record.tasks)
-        ):
-            raise CheckpointError(
-                f"has a task '{task.name}' that does not follow from the ones before or does not "
-                "fit the output layers",
-                remedy=_AGAIN,
-            )
-    open_task = next((task.index for task in record.tasks if not task.finished), None)
-    owner, pruned = (_vector(tensors, name, net.owners.task.shape) for name in (_OWNERS, _PRUNED))
-    finished = len(record.tasks) - (open_task is not None)
-    if owner.dtype != net.owners.task.dtype or owner.min() < -1 or owner.max() >= finished:
-        raise CheckpointError("has owners that are no tasks", remedy=_AGAIN)
-    net.owners = replace(
-        net.owners,
-        task=owner,
-        pruned=pruned.astype(bool),
-        finished_tasks=finished,
-        open_task=open_task,
-    )
-    if record.spreads.keys() != net._spreads.keys():
-        raise CheckpointError("has no spread of every parameter", remedy=_AGAIN)
-    net._tasks = list(record.tasks)
-    net._spreads = dict(record.spreads)
-    try:
-        for task in record.tasks:
-            net.heads[str(task.index)] = net._new_heads(task)
-    except AutoeideticError as error:
-        raise CheckpointError(
-            f"has a head that cannot be made: {error.fact}", place=error.place, remedy=FRESH
-        ) from error
-
-
-def _take_over_router(net: EideticNet, record: Record, tensors: Mapping[str, Tensor]) -> None:
-    own = {n.removeprefix(_ROUTER): t for n, t in tensors.items() if n.startswith(_ROUTER)}
-    if record.router is None:
-        if own:
-            raise CheckpointError("has the tensors of a router, but no router", remedy=_AGAIN)
-        return
-    kind, tasks = record.router.kind, record.router.tasks
-    if not 0 < tasks <= len(to_be_found(net)):
-        raise CheckpointError(f"has a router for {tasks} finished tasks", remedy=_AGAIN)
-    try:
-        net.router = restore(kind, own, view(net, tasks))
-    except AutoeideticError as error:
-        raise CheckpointError(
-            f"has a router {kind!r} that cannot be made: {error.fact}",
-            remedy=f"{error.remedy}; a kind of your own is registered with @autoeidetic.router "
-            "before the network is loaded",
-        ) from error
-
-
-def _second_goes_fit(task: Task, tasks: tuple[Task, ...]) -> bool:
-    """Are the tasks that it revisits, and that answers in its place, such tasks?"""
-    if task.revisits is not None and not 0 <= task.revisits < task.index:
-        return False
-    if task.answered_by is None:
-        return True
-    return 0 <= task.answered_by < len(tasks) and (
-        tasks[task.answered_by].revisits == task.index and tasks[task.answered_by].finished
-    )
-
-
-def _vector(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> np.ndarray:
-    if name not in tensors or tuple(tensors[name].shape) != shape:
-        raise CheckpointError(f"has no {name} for every class", remedy=_AGAIN)
-    return tensors[name].numpy()

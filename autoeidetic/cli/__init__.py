@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from ..errors import AutoeideticError
-from . import benchmark, demo, inspect, visualize
+from . import benchmark, demo, inspect, train, verify, visualize
 
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "demo": (demo, "analyse a stock ResNet-18 and a ViT-tiny"),
     "inspect": (inspect, "print the channel structure of a model"),
     "visualize": (visualize, "draw how a model hangs together"),
+    "train": (train, "learn a folder of images for each task, one task after another"),
+    "verify": (verify, "check that a saved network is what it was when its tasks were finished"),
     "benchmark": (benchmark, "convert many models and report what came of it"),
 }
 

@@ -1,0 +1,91 @@
+"""Example inputs of a saved network as JSON, and back; the names of types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError
+from ..reference import by_value
+
+#: Types by name, so that a name in a file is looked up here and nowhere else.
+_DTYPES = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
+
+
+def dtype_of(name: Any) -> torch.dtype:
+    """The type of this name.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if name not in _DTYPES:
+        raise CheckpointError(f"has a tensor type {name!r}", remedy="upgrade torch")
+    return _DTYPES[name]
+
+
+def encode(value: Any, tensors: dict[str, Tensor], prefix: str) -> Any:
+    """Example inputs as JSON; small tensors of integers are added to ``tensors`` by value.
+
+    Raises:
+        CheckpointError: a key of a dictionary is no plain value.
+    """
+    if isinstance(value, Tensor):
+        name = None
+        if by_value(value):
+            name = f"{prefix}{sum(other.startswith(prefix) for other in tensors)}"
+            tensors[name] = value
+        return {"shape": list(value.shape), "dtype": str(value.dtype), "value": name}
+    if isinstance(value, torch.dtype):
+        return {"type": str(value)}
+    if isinstance(value, tuple):
+        return {"tuple": [encode(item, tensors, prefix) for item in value]}
+    if isinstance(value, list):
+        return [encode(item, tensors, prefix) for item in value]
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, (str, int, float, type(None))):
+                raise CheckpointError(
+                    f"cannot hold an example input under the key {key!r}",
+                    remedy="convert the model with dictionaries whose keys are strings",
+                )
+        return {"dict": [[key, encode(item, tensors, prefix)] for key, item in value.items()]}
+    return value
+
+
+def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The other way round; what was not stored by value comes without data.
+
+    Raises:
+        CheckpointError: not what :func:`encode` makes.
+    """
+    try:
+        return _decode(value, tensors)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(
+            f"has example inputs that cannot be made ({error!r})", remedy="save the network again"
+        ) from error
+
+
+def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "shape" in value:
+        if value["value"] is not None:
+            return tensors[value["value"]]
+        return torch.empty(_shape(value["shape"]), dtype=dtype_of(value["dtype"]), device="meta")
+    if "type" in value:
+        return dtype_of(value["type"])
+    if "tuple" in value:
+        return tuple(_decode(item, tensors) for item in value["tuple"])
+    return {key: _decode(item, tensors) for key, item in value["dict"]}
+
+
+def _shape(value: Any) -> list[int]:
+    if type(value) is not list or any(type(size) is not int for size in value):
+        raise TypeError(f"{value!r:.80} where a shape should be")
+    return value

@@ -1,0 +1,141 @@
+"""Report: what an audit found, task by task."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..results.table import html, line, table
+
+HELD, CHANGED, OUTPUTS, CONVERTED, UNSEALED = "held", "changed", "outputs", "converted", "unsealed"
+_NAMES = 5
+
+
+@dataclass(frozen=True)
+class OutputAudit:
+    """Reference outputs then and now.
+
+    ``values`` is how many there are, ``compared`` how many of them are in the file; of these
+    ``changed`` differ, by up to ``largest``. ``same`` is about all of them; None when they were not
+    asked for, and ``reason`` tells why.
+    """
+
+    same: bool | None
+    values: int = 0
+    compared: int = 0
+    changed: int = 0
+    largest: float = 0.0
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.same is None:
+            return "not checked"
+        if self.same:
+            return f"{self.values:,} the same"
+        if not self.changed:
+            return "DIFFER"
+        return f"{self.changed:,} of {self.compared:,} DIFFER, by up to {self.largest:.2g}"
+
+
+@dataclass(frozen=True)
+class TaskAudit:
+    """One finished task.
+
+    ``verdict`` is "held"; "changed": frozen values or owners are not those that were sealed, of the
+    tensors that ``changed`` names with the number of values that the task froze in them; "outputs":
+    only its outputs differ; "converted": the network got another type afterwards, so that the seal
+    no longer applies; "unsealed": it has none. ``notes`` say more.
+    """
+
+    task: int
+    name: str
+    verdict: str
+    values: int
+    changed: dict[str, int]
+    owners: bool
+    outputs: OutputAudit
+    notes: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return self.verdict == HELD
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What became of the finished tasks in a file.
+
+    ``damage`` is about the file as a whole: it is cut, or its own digest is not right. ``digest``
+    is that of all seals: noted down elsewhere, it shows later that nobody made new ones. ``ok``:
+    every finished task is what it was, and the file is intact.
+    """
+
+    path: str
+    damage: str
+    tasks: tuple[TaskAudit, ...]
+    digest: str
+
+    @property
+    def ok(self) -> bool:
+        return not self.damage and all(task.ok for task in self.tasks)
+
+    @property
+    def tampered(self) -> tuple[TaskAudit, ...]:
+        """The tasks whose own values or owners are not those that were sealed."""
+        return tuple(task for task in self.tasks if task.verdict == CHANGED)
+
+    def to_dict(self) -> dict[str, Any]:
+        tasks = [{**asdict(task), "ok": task.ok} for task in self.tasks]
+        return {**asdict(self), "tasks": tasks, "ok": self.ok}
+
+    def __str__(self) -> str:
+        lines = [self.path]
+        if self.tasks:
+            rows = [["task", "frozen values", "seal", "reference outputs"]]
+            rows += [[line(t.name), f"{t.values:,}", _seal(t), str(t.outputs)] for t in self.tasks]
+            lines += [table(rows), *_details(self.tasks)]
+        if self.damage:
+            lines.append(f"the file {self.damage}")
+        if self.digest:
+            lines.append(f"digest of all seals: {self.digest}")
+        return "\n".join([*lines, self._conclusion()])
+
+    def _conclusion(self) -> str:
+        if self.tampered:
+            return f"TAMPERED WITH: {', '.join(line(task.name) for task in self.tampered)}"
+        wrong = [task for task in self.tasks if not task.ok]
+        if any(task.verdict == OUTPUTS for task in wrong):
+            return "OUTPUTS OF FINISHED TASKS DIFFER"
+        if wrong:
+            return (
+                f"{len(wrong)} of {len(self.tasks)} finished tasks cannot be checked; "
+                "load the network, net.seal() and net.save(path) seal it as it is now"
+            )
+        if self.damage:
+            return "EDITED OR DAMAGED" + (", outside of what is sealed" if self.tasks else "")
+        if not self.tasks:
+            return "no task is finished, so there is nothing to check"
+        return "every finished task is what it was when it was finished"
+
+    def _repr_html_(self) -> str:
+        return html(str(self))
+
+
+def _seal(task: TaskAudit) -> str:
+    words = {CHANGED: "BROKEN", UNSEALED: "none", CONVERTED: "does not apply"}
+    return words.get(task.verdict, "holds")
+
+
+def _details(tasks: tuple[TaskAudit, ...]) -> list[str]:
+    lines = []
+    for task in tasks:
+        name = line(task.name)
+        if not task.owners:
+            lines.append(f"{name}: it does not own the units that it owned when it was sealed")
+        if task.changed:
+            shown = [f"{n} ({v:,} frozen values)" for n, v in list(task.changed.items())[:_NAMES]]
+            more = len(task.changed) - len(shown)
+            rest = f" and {more} more" if more else ""
+            lines.append(f"{name}: not as sealed: {', '.join(shown)}{rest}")
+        lines += [f"{name}: {note}" for note in task.notes]
+    return lines

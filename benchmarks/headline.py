@@ -1,0 +1,174 @@
+"""The table of results in README.md, from what is in benchmarks/results/."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from autoeidetic.zoo.records import analysed, verified
+from autoeidetic.zoo.runner import Record
+
+BEGIN, END = "<!-- results: written by benchmarks/report.py -->", "<!-- end of results -->"
+
+
+class Row(NamedTuple):
+    """A claim, what was measured, and the command that measures it again."""
+
+    what: str
+    measured: str
+    command: str
+
+
+def replaced(readme: str, results: Path) -> str:
+    """The text with its table written anew; without the marks it stays as it is."""
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        return readme
+    return f"{before}{BEGIN}\n\n{table(results)}\n\n{END}{after}"
+
+
+def table(results: Path) -> str:
+    """All that is recorded, in Markdown."""
+    lines = ["| what | measured | command |", "|---|---|---|"]
+    for stem, rows in ROWS.items():
+        path = results / f"{stem}.json"
+        if path.exists():
+            content = json.loads(path.read_text())
+            lines += [f"| {row.what} | {row.measured} | `{row.command}` |" for row in rows(content)]
+    return "\n".join(lines)
+
+
+# -- the zoo --------------------------------------------------------------------------------------
+
+
+def _zoo(name: str, options: str) -> Callable[[Record], Iterator[Row]]:
+    def rows(content: Record) -> Iterator[Row]:
+        models = content["models"]
+        command = f"autoeidetic benchmark {options}"
+        if any("verify" in model for model in models):
+            same = sum(map(verified, models))
+            what = f"{name}: three tasks with hostile optimizers, no bit of a finished task moved"
+            yield Row(what, f"{same} of {len(models)} models", command)
+        else:
+            share = sum(map(analysed, models)) / len(models)
+            yield Row(f"{name}: analysed", f"{share:.1%} of {len(models):,} models", command)
+
+    return rows
+
+
+# -- learning -------------------------------------------------------------------------------------
+
+
+def _permuted(content: Record) -> Iterator[Row]:
+    ours = content["ours"]
+    yield Row(
+        f"Permuted MNIST, {len(ours['accuracy'])} tasks, the paper's MLP",
+        f"{ours['average']:.2%} on average, {_forgotten(ours)} (the paper: {ours['paper']:.2%})",
+        "python benchmarks/learning.py permuted",
+    )
+
+
+def _split(data: str) -> Callable[[Record], Iterator[Row]]:
+    def rows(content: Record) -> Iterator[Row]:
+        ours = content["scores"]["hybrid"]
+        routed = max(found["accuracy"] for found in ours["routed"].values())
+        yield Row(
+            f"Split {data}, five tasks of two classes, small MLP",
+            f"{ours['average']:.2%} told the task, {routed:.2%} with a router, {_forgotten(ours)}",
+            f"python benchmarks/learning.py split --data {content['options']['data']}",
+        )
+
+    return rows
+
+
+def _cifar(model: str) -> Callable[[Record], Iterator[Row]]:
+    def rows(content: Record) -> Iterator[Row]:
+        means = {
+            name: sum(other["accuracy"][-1]) / len(other["accuracy"][-1])
+            for name, other in content["others"].items()
+        }
+        others = ", ".join(f"{name} {mean:.1%}" for name, mean in means.items())
+        yield Row(
+            f"Split CIFAR-100 (250 images a class), five tasks, {model}, the same epochs for each",
+            f"{content['ours']['average']:.1%}, {_forgotten(content['ours'])}; {others}",
+            f"python benchmarks/learning.py cifar --model {content['options']['model']}",
+        )
+
+    return rows
+
+
+def _pretrained(content: Record) -> Iterator[Row]:
+    each = content["ours"]["accuracy"][-1]
+    yield Row(
+        "Five pairs of Imagenette from a pretrained EfficientNet-Lite0, 120 images each",
+        f"{min(each):.1%} to {max(each):.1%}, {_forgotten(content['ours'])}",
+        "python benchmarks/learning.py pretrained",
+    )
+
+
+def _kills(content: Record) -> Iterator[Row]:
+    same = "the same bits" if content["same state as undisturbed"] else "OTHER BITS"
+    yield Row(
+        f"A job killed {content['kills']} times at random moments",
+        f"ended with {same} as one that was not",
+        "python benchmarks/learning.py kills",
+    )
+
+
+def _forgotten(ours: Record) -> str:
+    return "0 bits forgotten" if ours["bitwise"]["ok"] else "BITS CHANGED"
+
+
+# -- cost -----------------------------------------------------------------------------------------
+
+
+def _steps(content: Record) -> Iterator[Row]:
+    found = {
+        model["model"]: row["ratio"]
+        for model in content["models"]
+        for row in model["rows"]
+        if row["what"].startswith("task 1") and row["what"].endswith(", sgd")
+    }
+    yield Row(
+        "Training step with three quarters frozen, times the plain model's",
+        _list(found),
+        "python benchmarks/speed.py step",
+    )
+
+
+def _evaluation(content: Record) -> Iterator[Row]:
+    found = {
+        model["model"]: row["ratio"]
+        for model in content["models"]
+        for row in model["rows"]
+        if row["what"] == "5 finished tasks"
+    }
+    yield Row(
+        "Evaluation with five tasks, times the plain model's",
+        _list(found),
+        "python benchmarks/speed.py eval",
+    )
+
+
+def _list(found: dict[str, float]) -> str:
+    return ", ".join(f"{ratio:.2f} {model}" for model, ratio in found.items())
+
+
+ROWS: dict[str, Callable[[Record], Iterator[Row]]] = {
+    "zoo-all": _zoo("All of timm", "--all --only analyze"),
+    "zoo-families": _zoo("The smallest of each timm family", "--families --verify"),
+    "zoo-torchvision": _zoo("torchvision's classification models", "--torchvision --verify"),
+    "zoo-transformers": _zoo("Encoders of transformers", "--transformers --verify"),
+    "learning-permuted-10": _permuted,
+    "learning-split-mnist": _split("MNIST"),
+    "learning-split-fashion": _split("Fashion-MNIST"),
+    "learning-cifar-resnet18": _cifar("stock ResNet-18"),
+    "learning-cifar-vit_tiny": _cifar("ViT-tiny"),
+    "learning-pretrained": _pretrained,
+    "learning-kills": _kills,
+    "speed-step": _steps,
+    "speed-eval": _evaluation,
+}
