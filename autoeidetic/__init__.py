@@ -1,5 +1,7 @@
 """Networks that cannot forget: any PyTorch model, divided between tasks."""
 
+from importlib.metadata import version
+
 from .analysis import analyze
 from .checkpoint import Audit, audit, load
 from .convert import convert
@@ -29,6 +31,8 @@ from .routing import Prediction, router
 from .rules import rule
 from .score import score
 from .training import Epoch, TaskHistory, TrainConfig
+
+__version__ = version("autoeidetic")
 
 __all__ = [
     "Audit",

@@ -86,8 +86,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def examine(path: Path) -> tuple[Any, dict[str, Tensor], DamageError | None]:
     """What is in a file, edited or not, and what is wrong with it.
 
-    Of an edited file nothing is promised, not even the order in memory. The description is None
-    when it cannot be read.
+    Of an edited file nothing is promised. The description is None when it cannot be read.
 
     Raises:
         CheckpointError: there is no such file, or it is something else.
@@ -107,14 +106,16 @@ def examine(path: Path) -> tuple[Any, dict[str, Tensor], DamageError | None]:
 def _examine(path: Path) -> tuple[Any, dict[str, Tensor], DamageError | None]:
     try:
         outer, tensors = _stored(path)
-        content = {"network": outer["network"], "strides": outer["strides"]}
-        if not outer["canonical"] or outer["digest"] != _digest(content, tensors):
-            return outer["network"], tensors, _damaged()
-        for name, strides in outer["strides"].items():
-            tensors[name] = _with_strides(tensors[name], strides)
-        return outer["network"], tensors, None
     except DamageError as error:
         return None, {}, error
+    content = {"network": outer["network"], "strides": outer["strides"]}
+    intact = outer["canonical"] and outer["digest"] == _digest(content, tensors)
+    damage = None if intact else _damaged()
+    try:
+        tensors = _in_order(tensors, outer["strides"])
+    except DamageError as error:
+        damage = error
+    return outer["network"], tensors, damage
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -170,7 +171,8 @@ def _outer(text: str | None) -> dict[str, Any]:
         )
     try:
         outer = json.loads(text)
-    except ValueError as error:
+        canonical = _canonical(outer) == text
+    except (ValueError, RecursionError) as error:
         raise _damaged() from error
     version = outer.get("format") if isinstance(outer, dict) else None
     if isinstance(version, int) and version > FORMAT:
@@ -181,7 +183,7 @@ def _outer(text: str | None) -> dict[str, Any]:
     if version != FORMAT or outer.keys() != {"format", "digest", "network", "strides"}:
         raise _damaged()
     # the text itself is compared, so that no edit goes by that JSON would read over
-    return {**outer, "canonical": _canonical(outer) == text}
+    return {**outer, "canonical": canonical}
 
 
 def _damaged() -> DamageError:
@@ -222,6 +224,18 @@ def _strides(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
         if kept != torch.empty(tensor.shape, device="meta").stride():
             result[name] = list(kept)
     return result
+
+
+def _in_order(tensors: Mapping[str, Tensor], strides: Any) -> dict[str, Tensor]:
+    """All tensors, some of them in another order in memory.
+
+    Raises:
+        DamageError: there are no such orders.
+    """
+    try:
+        return {**tensors, **{n: _with_strides(tensors[n], s) for n, s in strides.items()}}
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise _damaged() from error
 
 
 def _with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:

@@ -41,7 +41,8 @@ def convert(
         >>> net.prepare_for_task(0, num_classes=10)
 
     Raises:
-        Everything :func:`autoeidetic.analyze` raises.
+        InputError: an option is unknown, or there is no output layer to keep; and whatever else
+            :func:`autoeidetic.analyze` raises.
         HeadError: the model has no output layer and no features a head could read.
     """
     if recycle not in ("reinit", "keep"):

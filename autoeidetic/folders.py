@@ -66,9 +66,10 @@ class Images(Dataset[tuple[Any, int]]):
         file, label = self.samples[index]
         try:
             with Image.open(file) as image:
-                return self.transform(image.convert("RGB")), label
-        except OSError as error:
+                coloured = image.convert("RGB")
+        except Exception as error:  # decoders raise all kinds
             raise _unreadable(file, error) from error
+        return self.transform(coloured), label
 
 
 def find_tasks(folders: Sequence[str], seed: int) -> tuple[ImageTask, ...]:
@@ -83,7 +84,7 @@ def find_tasks(folders: Sequence[str], seed: int) -> tuple[ImageTask, ...]:
     for folder in folders:
         name = Path(folder).resolve().name
         task = _task(folder, name if names[name] == 1 else folder, seed)
-        root = Path(task.train[0][0]).resolve().parents[1]
+        root = _training_folder(Path(folder)).resolve()
         if root in roots:
             raise InputError(
                 f"'{folder}' and '{roots[root]}' are the same folder",
@@ -129,23 +130,24 @@ def _task(folder: str, name: str, seed: int) -> ImageTask:
     if not root.is_dir():
         fact = "is not a folder" if root.exists() else "does not exist"
         raise InputError(f"'{folder}' {fact}", remedy="name a folder with images for each task")
-    if not _folders(root / "train"):
-        classes, samples = _images(root)
-        train, test = _held_out(root, samples, classes, seed)
-        return ImageTask(name, folder, classes, train, test)
-    classes, samples = _images(root / "train")
-    tests = [root / part for part in _TESTS if (root / part).is_dir()]
+    source = _training_folder(root)
+    classes, samples = _images(source)
+    tests = [root / part for part in _TESTS if source != root and (root / part).is_dir()]
     if not tests:
-        train, test = _held_out(root / "train", samples, classes, seed)
-        return ImageTask(name, folder, classes, train, test)
+        return ImageTask(name, folder, classes, *_held_out(source, samples, classes, seed))
     others, test = _images(tests[0])
     if others != classes:
         odd = sorted(set(others) ^ set(classes))[0]
         raise InputError(
-            f"'{root / 'train'}' and '{tests[0]}' have different classes: '{odd}' is in one only",
+            f"'{source}' and '{tests[0]}' have different classes: '{odd}' is in one only",
             remedy="give both the same folders",
         )
     return ImageTask(name, folder, classes, samples, test)
+
+
+def _training_folder(root: Path) -> Path:
+    """Where the folders of classes are."""
+    return root / "train" if _folders(root / "train") else root
 
 
 class _Folder(ImageFolder):
@@ -161,7 +163,7 @@ def _folders(root: Path) -> list[str]:
 
 
 def _images(root: Path) -> tuple[tuple[str, ...], tuple[Sample, ...]]:
-    if not _folders(root):
+    if set(_folders(root)) <= {"train", *_TESTS}:  # with images in them, but no classes
         raise InputError(f"'{root}' has no folders of classes", remedy=_LAYOUT)
     found = _Folder(root, allow_empty=True)
     classes, samples = tuple(found.classes), tuple(found.samples)
@@ -189,7 +191,7 @@ def _held_out(
         if len(own) == 1:
             raise InputError(
                 f"'{root / name}' has one image only, and some are held out for testing",
-                remedy=f"add more, or divide them yourself into {root}/train and {root}/val",
+                remedy="add more, or divide them yourself into train/CLASS and val/CLASS",
             )
         own.sort(key=lambda file: _hash(f"{seed} {Path(file).relative_to(root).as_posix()}"))
         test.update(own[: max(1, round(len(own) / _HELD_OUT))])

@@ -14,6 +14,7 @@ from .results.about import difference
 #: Raised when files of the old format can no longer be read as they are.
 FORMAT = 1
 RECORD = "train.json"
+_PARTS = {"name", "folder", "classes", "train", "test", "images"}
 _OTHER = "choose another --output"
 
 
@@ -37,7 +38,7 @@ class ImageRun:
         if not (self.directory / RECORD).exists():
             raise InputError(f"'{self.directory}' holds something else than a run", remedy=_OTHER)
         stored = files.from_json(self.directory / RECORD)
-        if not isinstance(stored, dict) or stored.get("format") != FORMAT:
+        if not _is_record(stored):
             raise InputError(
                 f"'{self.directory / RECORD}' is not a record that can be read here", remedy=_OTHER
             )
@@ -88,3 +89,13 @@ class ImageRun:
             "tasks": [task.to_dict() for task in tasks],
         }
         files.write(self.directory / RECORD, files.to_json(record))
+
+
+def _is_record(stored: Any) -> bool:
+    return (
+        isinstance(stored, dict)
+        and stored.get("format") == FORMAT
+        and isinstance(stored.get("settings"), dict)
+        and isinstance(stored.get("tasks"), list)
+        and all(isinstance(task, dict) and task.keys() >= _PARTS for task in stored["tasks"])
+    )

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any
 
 from torch import Tensor, nn
@@ -53,11 +54,23 @@ def _timm_model(name: str) -> Callable[[], nn.Module]:
     import timm
 
     if not timm.is_model(name):
+        from torchvision import models
+
+        elsewhere = name in models.list_models()
+        near = f"did you mean 'torchvision:{name}'? " if elsewhere else ""
         raise InputError(
             f"timm has no model {name!r}",
-            remedy="see timm.list_models(); other models are torchvision:NAME or "
-            "package.module:factory",
+            remedy=f"{near or did_you_mean(name, timm.list_models())}timm.list_models() has all "
+            "names; other models are torchvision:NAME or package.module:factory",
         )
+    try:
+        timm.get_pretrained_cfg(name)
+    except RuntimeError as error:
+        tags = timm.list_pretrained(f"{name.partition('.')[0]}.*")
+        raise InputError(
+            f"timm has no model {name!r}: {error}",
+            remedy=f"{did_you_mean(name, tags)}leave the tag after the point out",
+        ) from error
     return lambda: timm.create_model(name, pretrained=False)
 
 
@@ -66,10 +79,30 @@ def _torchvision_model(name: str) -> Callable[[], nn.Module]:
 
     if name not in models.list_models():
         raise InputError(
-            f"torchvision has no model {name!r}", remedy="see torchvision.models.list_models()"
+            f"torchvision has no model {name!r}",
+            remedy=f"{did_you_mean(name, models.list_models())}torchvision.models.list_models() "
+            "has all names",
         )
     backbone = {"weights_backbone": None} if _has_backbone(name) else {}
     return lambda: models.get_model(name, weights=None, **backbone)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The nearest of the known names as a question; nothing when none is near.
+
+    >>> did_you_mean("Resnet_18", ["vgg11", "resnet18", "resnet34"])
+    "did you mean 'resnet18' or 'resnet34'? "
+    >>> did_you_mean("vit_tiny", ["vit_tiny_patch16_224"]), did_you_mean("vit_tiny", [])
+    ("did you mean 'vit_tiny_patch16_224'? ", '')
+    """
+    by_lower = {each.lower(): each for each in known}
+    name = name.lower()
+    longer = sorted((each for each in by_lower if name and each.startswith(name)), key=len)
+    near = (longer or get_close_matches(name, by_lower))[:3]
+    if not near:
+        return ""
+    *first, last = (repr(by_lower[each]) for each in near)
+    return f"did you mean {', '.join(first)}{' or ' if first else ''}{last}? "
 
 
 def _has_backbone(name: str) -> bool:
@@ -89,12 +122,18 @@ def _factory(module: str, function: str) -> Callable[[], Any]:
             f"cannot import {module!r}: {error}",
             remedy="name a module that python can import from here",
         ) from error
+    except Exception as error:  # the user's own code, or no name of a module at all
+        raise InputError(
+            f"cannot import {module!r}: {type(error).__name__}: {error}",
+            remedy="import it in Python to see where it fails",
+        ) from error
+    names = [name for name, value in vars(found).items() if callable(value)]
     for part in function.split("."):
         found = getattr(found, part, None)
     if not callable(found):
         raise InputError(
             f"{module!r} has no function or class {function!r}",
-            remedy="write package.module:factory",
+            remedy=f"{did_you_mean(function, names)}write package.module:factory",
         )
     factory: Callable[[], Any] = found
     return factory

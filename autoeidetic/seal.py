@@ -31,9 +31,8 @@ class SealedTensor:
 
 @dataclass(frozen=True)
 class Frozen:
-    """All that a task froze: the classes it owns, and values by the name of their tensor."""
+    """All that a task froze: a digest of its classes, and values by the name of their tensor."""
 
-    classes: int
     owned: str
     tensors: dict[str, SealedTensor]
 
@@ -72,7 +71,7 @@ def frozen(net: Answering, task: int) -> Frozen:
         home, leaf = net._slots[name]
         values = where.to(home[leaf].device).take(home[leaf].detach())
         tensors[name] = SealedTensor(str(values.dtype), values.numel(), digest(values))
-    return Frozen(len(own), digest(own), tensors)
+    return Frozen(digest(own), tensors)
 
 
 def elements(net: Answering, task: int) -> dict[str, Where]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,18 +66,36 @@ def image_model(name: str, size: int | None, pretrained: bool) -> ImageModel:
     """
     source = _source(name, size)
     if pretrained and not source.has_values:
-        raise InputError(f"there are no pretrained values of {name}", remedy="leave them out")
+        raise InputError(
+            f"there are no pretrained values of {name}", remedy="leave --pretrained out"
+        )
     made = _converted(name, built(name, lambda: source.build(False)), size, pretrained)
     if not (pretrained and source.fetches):
         return made
     try:
-        model = source.build(True)
+        with _hushed():
+            model = source.build(True)
     except Exception as error:  # whatever a connection or a hub may raise
         raise InputError(
             f"the pretrained values of {name} cannot be had: {type(error).__name__}: {error}",
             remedy="check the connection, or leave --pretrained out",
         ) from error
     return _converted(name, model, size, pretrained)
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Without what libraries log of every attempt, for an error says what came of them.
+
+    What they print of their progress is for terminals.
+    """
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _source(name: str, size: int | None) -> _Source:

@@ -97,16 +97,16 @@ def learned(
     build: Callable[[], nn.Module],
     tasks: Sequence[data.TaskData],
     batch_size: int,
-    optimizer: Callable[[Any], torch.optim.Optimizer],
+    optimizer: Callable[[autoeidetic.EideticNet], torch.optim.Optimizer],
     *,
     transform: Any = None,
     convert: dict[str, Any] | None = None,
-    first: dict[str, Any] | None = None,
+    own: Callable[[int], dict[str, Any]] = lambda task: {},
     **settings: Any,
 ) -> tuple[autoeidetic.EideticNet, autoeidetic.Run, Record]:
     """One run of ``autoeidetic.learn``, and what is recorded of it.
 
-    ``first`` are settings of task 0 that differ from those of the others.
+    ``own`` gives the settings of a task that differ from those of all.
     """
     torch.manual_seed(options.seed)
     net = autoeidetic.convert(build(), tasks[0].train.x[:2], **(convert or {}))
@@ -116,7 +116,7 @@ def learned(
             test=data.Batches(*task.test, 500, shuffle=False),
             classes=task.classes,
             name=task.name,
-            settings=first if number == 0 else None,
+            settings=own(number),
         )
         for number, task in enumerate(tasks)
     ]
@@ -124,7 +124,7 @@ def learned(
         net,
         lessons,
         options.into / f"{name}-seed{options.seed}",
-        optimizer=optimizer,
+        optimizer=lambda _: optimizer(net),
         progress=not options.quiet,
         **settings,
     )
@@ -148,7 +148,10 @@ def learned(
 
 
 def permuted(options: argparse.Namespace) -> Record:
-    """Permuted MNIST with the paper's MLP."""
+    """Permuted MNIST with the paper's MLP.
+
+    A task gives up ``--most`` of the free units, or less when its even share of them is larger.
+    """
     tasks = data.permuted_mnist(options.tasks, directory=options.data_directory)
     _, _, ours = learned(
         options,
@@ -156,8 +159,9 @@ def permuted(options: argparse.Namespace) -> Record:
         models.paper_mlp,
         tasks,
         256,
-        lambda parameters: torch.optim.Adam(parameters, lr=options.lr, fused=True),
+        lambda net: torch.optim.Adam(net.parameters(), lr=options.lr, fused=True),
         scheduler=lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, options.epochs),
+        own=lambda task: {"most": min(options.most, 1 - 1 / max(options.tasks - task, 2))},
         pruning=options.pruning,
         step=options.step,
         most=options.most,
@@ -187,7 +191,7 @@ def split(options: argparse.Namespace) -> Record:
             models.small_mlp,
             tasks,
             128,
-            lambda parameters: torch.optim.Adam(parameters, lr=1e-3, fused=True),
+            lambda net: torch.optim.Adam(net.parameters(), lr=1e-3, fused=True),
             pruning=by,
             step=options.step,
             most=options.most,
@@ -248,7 +252,7 @@ def cifar(options: argparse.Namespace) -> Record:
         build,
         tasks,
         budget.batch_size,
-        budget.optimizer,
+        lambda net: budget.optimizer(net.parameters()),
         transform=budget.transform,
         pruning=options.pruning,
         step=options.most,
@@ -293,7 +297,11 @@ def _kept(
 
 
 def pretrained(options: argparse.Namespace) -> Record:
-    """tf_efficientnet_lite0 with ImageNet weights on five pairs of Imagenette."""
+    """tf_efficientnet_lite0 with ImageNet weights on five pairs of Imagenette.
+
+    A new head starts from nothing and has 1,280 features to choose from: it learns faster than
+    the pretrained body may change.
+    """
     tasks = data.imagenette_pairs(size=options.size, directory=options.data_directory)
     _, _, ours = learned(
         options,
@@ -301,9 +309,14 @@ def pretrained(options: argparse.Namespace) -> Record:
         lambda: models.efficientnet_lite0(directory=options.data_directory),
         tasks,
         20,
-        lambda parameters: torch.optim.AdamW(parameters, lr=options.lr),
+        lambda net: torch.optim.AdamW(
+            [
+                {"params": net.backbone.parameters(), "lr": options.lr},
+                {"params": net.heads.parameters(), "lr": options.head_lr},
+            ]
+        ),
         convert={"recycle": "keep"},
-        first={"most": options.first_most},
+        own=lambda task: {} if task else {"most": options.first_most},
         pruning=options.pruning,
         step=options.step,
         most=options.most,
@@ -383,13 +396,14 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     },
     "pretrained": {
         "--size": {"type": int, "default": 224},
-        "--lr": {"type": float, "default": 3e-4},
-        "--epochs": {"type": int, "default": 6},
+        "--lr": {"type": float, "default": 2e-4, "help": "of the body"},
+        "--head-lr": {"type": float, "default": 3e-3},
+        "--epochs": {"type": int, "default": 4},
         "--pruning": _PRUNING,
-        "--step": {"type": float, "default": 0.15},
+        "--step": {"type": float, "default": 0.3},
         "--most": {"type": float, "default": 0.6, "help": "share of the units that is pruned"},
         "--first-most": {"type": float, "default": 0.3, "help": "the same for task 0"},
-        "--recovery-epochs": {"type": int, "default": 3},
+        "--recovery-epochs": {"type": int, "default": 2},
         "--settle-epochs": {"type": int, "default": 3},
     },
     "scores": {

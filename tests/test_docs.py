@@ -1,35 +1,78 @@
-"""The documentation runs, is up to date, and names the commands that are really used."""
+"""The documentation runs, is up to date, and names the commands that are really used.
+
+What stands in a code block is executed: Python in one namespace for each page, commands through the
+command line's own functions. Long ones are only parsed.
+"""
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
 
+import autoeidetic
 from autoeidetic import TrainConfig, cli, routing
-from autoeidetic.cli import demo
 from autoeidetic.lookup import parameters_on_meta
 from autoeidetic.routing import base
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "benchmarks/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    ROOT / "benchmarks/README.md",
+    *sorted(DOCS.rglob("*.md")),
+]
+EXAMPLES = sorted((DOCS / "examples").glob("*.py"))
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, its text, and the line that it starts in."""
+
+    language: str
+    text: str
+    line: int
+
+
+def fenced(page: Path) -> list[Block]:
+    text = page.read_text()
+    found = re.finditer(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return [Block(m[1], m[2], text.count("\n", 0, m.start(2))) for m in found]
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [block.text for block in fenced(page) if block.language == language]
+
+
+def commands(block: str) -> list[str]:
+    """The commands of a block for the shell, one by one."""
+    lines = (line for line in block.splitlines() if line and not line.startswith("#"))
+    return [part.strip() for line in lines for part in line.split(" && ")]
+
+
+def title(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
 RUNNING = [page for page in PAGES if blocks(page, "python")]
-WITH_EXAMPLES = {"README.md", "index.md", "how-it-works.md", "training.md", "routing.md"}
+WITH_EXAMPLES = {
+    "README.md",
+    *(f"docs/{name}.md" for name in "quickstart how-it-works training routing auditing".split()),
+    *(f"docs/{name}.md" for name in "command-line own-operators migrating visualizer".split()),
+    *(f"docs/tutorials/{name}.md" for name in "own-loop pretrained vision-transformer".split()),
+}
 
 
 @pytest.fixture
@@ -41,16 +84,134 @@ def forget_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pages_have_examples() -> None:
-    assert {page.name for page in RUNNING} >= WITH_EXAMPLES
+    assert {title(page) for page in RUNNING} >= WITH_EXAMPLES
 
 
 @pytest.mark.usefixtures("forget", "forget_kinds")
-@pytest.mark.parametrize("page", RUNNING, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", RUNNING, ids=title)
 def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All blocks of a page, one after another, in one namespace and an empty directory."""
     monkeypatch.chdir(tmp_path)
-    code = "\n".join(blocks(page, "python"))
-    exec(compile(code, str(page), "exec"), {"__name__": "__main__"})
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for block in fenced(page):
+        if block.language == "python":
+            code = "\n" * block.line + block.text  # so that a traceback has the page's lines
+            exec(compile(code, str(page), "exec"), namespace)
+        elif block.language == "bash":
+            for command in commands(block.text):
+                words = shlex.split(command)
+                if words[0] == "autoeidetic" and words[1] not in ("demo", "benchmark"):
+                    assert cli.main(words[1:]) == 0, command
+
+
+@pytest.mark.parametrize("page", PAGES, ids=title)
+def test_every_block_is_one_that_is_tested(page: Path) -> None:
+    assert {block.language for block in fenced(page)} <= {"python", "bash", "bibtex"}
+
+
+def test_the_example_of_the_readme_has_ten_lines() -> None:
+    (example,) = blocks(ROOT / "README.md", "python")
+    assert len(example.splitlines()) <= 10
+
+
+# -- commands -----------------------------------------------------------------------------------
+
+TOOLS = {"python3", ".", "ruff", "mypy", "mkdocs", "pre-commit"}
+
+
+def extras() -> set[str]:
+    text = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2]
+    return set(re.findall(r"^(\w+) = \[", text.partition("\n[")[0], re.MULTILINE))
+
+
+def check_command(command: str) -> None:
+    """That there is such a command, with such options, and such files."""
+    program, *words = shlex.split(command, comments=True)
+    if program == "autoeidetic":
+        cli._parser().parse_args(words)  # SystemExit when it is not understood
+    elif program == "pip":
+        assert words[0] == "install"
+        for found in re.findall(r"\[(.*?)\]", command):
+            assert set(found.split(",")) <= extras(), command
+    elif program in ("python", "pytest"):
+        files = [word for word in words if word.endswith(".py")]
+        assert all((ROOT / file).exists() for file in files), command
+    else:
+        assert program in TOOLS, command
+
+
+@pytest.mark.parametrize("page", PAGES, ids=title)
+def test_commands_are_understood(page: Path) -> None:
+    """Those in blocks, and those in the text that have arguments."""
+    inline = re.findall(r"`((?:autoeidetic|python|pytest|pip) [^`\n]+)`", page.read_text())
+    names = {f"autoeidetic {name}" for name in [*cli.COMMANDS, "COMMAND --help", "--version"]}
+    found = [command for block in blocks(page, "bash") for command in commands(block)]
+    for command in found + [text for text in inline if text not in names]:
+        check_command(command)
+
+
+def test_a_command_that_is_not_there_is_found_out() -> None:
+    for wrong in ("autoeidetic conjure", "python benchmarks/nothing.py", "pip install '.[none]'"):
+        with pytest.raises((AssertionError, SystemExit)):
+            check_command(wrong)
+
+
+def test_every_command_is_described() -> None:
+    rows = table(DOCS / "command-line.md", "command")
+    assert [row[0].strip("`") for row in rows] == list(cli.COMMANDS)
+
+
+# -- the site -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda script: script.stem)
+def test_examples_run(script: Path, tmp_path: Path) -> None:
+    package = script.stem.removeprefix("with_")
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    result = run([sys.executable, str(script)], tmp_path, quiet)
+    assert "no bit of task 0 has moved" in result.stdout
+
+
+def test_every_example_is_shown() -> None:
+    page = (DOCS / "integrations.md").read_text()
+    shown = re.findall(r"^\[\S+\]\((\S+\.py)\)$", page, re.MULTILINE)
+    assert {DOCS / name for name in shown} == set(EXAMPLES)
+
+
+def test_site(tmp_path: Path) -> None:
+    """No warning; all that is public is described; nothing is loaded from elsewhere."""
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    run(command, ROOT, {"NO_MKDOCS_2_WARNING": "1"})
+    reference = (tmp_path / "api.html").read_text()
+    for name in autoeidetic.__all__:
+        assert re.search(rf'id="autoeidetic\.([a-z.]+\.)?{name}"', reference), name
+    assert reference.count("doc-object doc-module") == 1  # that of errors; functions, not modules
+    assert "<code>&gt;&gt;&gt;" not in reference  # examples are code, with colours
+    assert (tmp_path / "integrations.html").read_text().count("highlight") >= len(EXAMPLES)
+    elsewhere = re.compile(r"<(?:link|script|img)\b[^>]*=.?https?:[^>]+>")
+    for page in tmp_path.rglob("*.html"):
+        assert not elsewhere.findall(page.read_text()), page
+
+
+def run(
+    command: list[str], directory: Path, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(
+        command,
+        cwd=directory,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result
+
+
+# -- tables and links ---------------------------------------------------------------------------
 
 
 def test_operators_are_up_to_date() -> None:
@@ -105,10 +266,12 @@ def test_scores_and_routers_are_those_there_are() -> None:
     assert kinds == {name for name, kind in base._ROUTERS.items() if kind.__module__ in modules}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=title)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), target
+    """To files that are there. That anchors are there, too, MkDocs checks."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        file = target.partition("#")[0]
+        assert not file or (page.parent / file).exists(), target
 
 
 def test_ci_runs_the_test_command_of_the_readme() -> None:
@@ -119,16 +282,6 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
 
 
 # -- the commands of the README -----------------------------------------------------------------
-
-
-def test_demo(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["demo"]) == 0
-    printed = capsys.readouterr().out
-    for name in demo.DEMO:
-        assert name in printed
-    assert "can be divided between tasks" in printed
-    assert "layer1" in printed
-    assert "blocks.0" in printed
 
 
 @pytest.mark.parametrize(

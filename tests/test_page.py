@@ -117,8 +117,8 @@ def resize(browser: Any, width: int, height: int) -> None:
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def start_browser() -> Any:
+    """One that keeps what pages complain about."""
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     for argument in ARGUMENTS:
@@ -126,6 +126,12 @@ def browser() -> Iterator[Any]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     started = webdriver.Chrome(options=options, service=Service(DRIVER))
     resize(started, 1280, 720)
+    return started
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    started = start_browser()
     yield started
     started.quit()
 

@@ -107,6 +107,14 @@ def test_reuse() -> None:
     assert [text.get_text() for text in figure.axes[0].texts] == ["100%", "50%", "50%"]
 
 
+def test_long_names_leave_room_for_the_bars() -> None:
+    names = [f"a long name of task {n}" for n in range(5)]
+    figure = plots.capacity_by_group(whole(5), names=names)
+    figure.draw_without_rendering()
+    (ax,) = figure.axes
+    assert ax.get_position().width > 0.6
+
+
 def test_capacity_by_group() -> None:
     figure = plots.capacity_by_group(whole(3, groups=2))
     (ax,) = figure.axes
@@ -154,7 +162,7 @@ def test_colours_are_told_apart() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_apart(seed: int) -> None:
     values = torch.rand(9, generator=torch.Generator().manual_seed(seed)).tolist()
-    placed = plots._apart(values, 0.1, 0.0, 1.0)
+    placed = plots.apart(values, 0.1, 0.0, 1.0)
     assert all(b - a > 0.0999 for a, b in itertools.pairwise(sorted(placed)))
     assert all(-1e-9 <= place <= 1 + 1e-9 for place in placed)
     order = sorted(range(9), key=values.__getitem__)

@@ -6,11 +6,11 @@ The file is taken as it is, edited or not. No code in it is run.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,17 @@ from .context import about, generator_untouched
 from .example import dtype_of
 from .loading import blank, check_model, resume
 from .record import Record
-from .report import CHANGED, CONVERTED, HELD, OUTPUTS, UNSEALED, Audit, OutputAudit, TaskAudit
+from .report import (
+    CHANGED,
+    CONVERTED,
+    HELD,
+    NOT_ASKED,
+    OUTPUTS,
+    UNSEALED,
+    Audit,
+    OutputAudit,
+    TaskAudit,
+)
 
 _MOST_THREADS = 256
 
@@ -96,28 +106,25 @@ def _audited(net: EideticNet) -> tuple[TaskAudit, ...]:
 
 def _task(net: EideticNet, task: Task, changed_before: list[str]) -> TaskAudit:
     """``changed_before``: earlier tasks that were tampered with, on which this one may build."""
-    now = seal.frozen(net, task.index)
-    then = task.seal
+    now, then = seal.frozen(net, task.index), task.seal
+    audited = partial(TaskAudit, task=task.index, name=task.name, values=now.values)
     if then is None:
-        reason = OutputAudit(None)
-        return TaskAudit(task.index, task.name, UNSEALED, now.values, {}, True, reason, ())
+        return audited(verdict=UNSEALED)
     owners = now.owned == then.frozen.owned
-    changed = _changed(then.frozen, now, owners)
-    kind = _converted(then, now) if changed else ""
-    if kind and owners:
-        note = f"converted to {kind} after it was finished, so its seal no longer applies"
-        outputs, verdict, notes, changed = OutputAudit(None, reason=note), CONVERTED, [note], {}
-    else:
-        outputs, notes = _outputs(net, task.index, then, bool(changed) or not owners)
-        verdict = CHANGED if changed or not owners else OUTPUTS if outputs.same is False else HELD
-        if verdict == OUTPUTS and changed_before:
-            notes = [f"its own values are as sealed; it may build on {', '.join(changed_before)}"]
-    return TaskAudit(
-        task.index, task.name, verdict, now.values, changed, owners, outputs, tuple(notes)
-    )
+    different = _different(then.frozen, now, owners)
+    rounded = {name for name in different if _rounded(then, now, name)}
+    changed = {name: number for name, number in different.items() if name not in rounded}
+    if rounded and owners and not changed:
+        return audited(verdict=CONVERTED, note=_converted(then, now, rounded))
+    tampered = bool(changed) or not owners
+    outputs, note = _outputs(net, task.index, then, tampered)
+    verdict = CHANGED if tampered else OUTPUTS if outputs.same is False else HELD
+    if verdict == OUTPUTS and changed_before:
+        note = f"its own values are as sealed; it may build on {', '.join(changed_before)}"
+    return audited(verdict=verdict, changed=changed, owners=owners, outputs=outputs, note=note)
 
 
-def _changed(then: Frozen, now: Frozen, owners: bool) -> dict[str, int]:
+def _different(then: Frozen, now: Frozen, owners: bool) -> dict[str, int]:
     """Tensors that are not as sealed, and how many values of the task were in them.
 
     With other owners a task has other elements of the backbone, which cannot be compared.
@@ -130,29 +137,30 @@ def _changed(then: Frozen, now: Frozen, owners: bool) -> dict[str, int]:
     }
 
 
-def _converted(then: Seal, now: Frozen) -> str:
-    """The type that a network was brought to after a task was sealed, if any."""
-    for name, tensor in now.tensors.items():
-        if name in then.frozen.tensors and then.frozen.tensors[name].type != tensor.type:
-            return tensor.type.removeprefix("torch.")
-    return then.converted.removeprefix("torch.")
+def _rounded(then: Seal, now: Frozen, name: str) -> bool:
+    """May a change of type be why a tensor is not as sealed?"""
+    if name not in then.frozen.tensors or name not in now.tensors:
+        return False
+    return bool(then.converted) or then.frozen.tensors[name].type != now.tensors[name].type
+
+
+def _converted(then: Seal, now: Frozen, rounded: set[str]) -> str:
+    kind = then.converted or now.tensors[min(rounded)].type
+    name = kind.removeprefix("torch.")
+    return f"converted to {name} after it was finished, so its seal no longer applies"
 
 
 # -- outputs -----------------------------------------------------------------------------------
 
 
-def _outputs(
-    net: EideticNet, task: int, sealed: Seal, changed: bool
-) -> tuple[OutputAudit, list[str]]:
+def _outputs(net: EideticNet, task: int, sealed: Seal, tampered: bool) -> tuple[OutputAudit, str]:
     """Ask again, and say what the difference may come from."""
     then = sealed.reference
     if then is None:
-        why = f"its outputs were not recorded when it was finished ({sealed.why_not})"
-        return OutputAudit(None, reason=why), [why]
-    place = then.environment.get("device", "cpu").split()[0]
+        return NOT_ASKED, f"its outputs were not recorded when it was finished ({sealed.why_not})"
+    place = then.environment.get("device", "").partition(" ")[0]
     if place != "cpu" and not (place == "cuda" and torch.cuda.is_available()):
-        why = f"its outputs were recorded on {place}, which is not here"
-        return OutputAudit(None, reason=why), [why]
+        return NOT_ASKED, f"its outputs were recorded on {place!r}, which is not here"
     if next(net.parameters()).device.type != place:
         net.to(place)
     try:
@@ -160,21 +168,21 @@ def _outputs(
             now = reference.ask(net, task, then.batch)
     except Exception as error:  # whatever an edited file makes a model do
         why = f"its outputs cannot be computed any more: {' '.join(str(error).split())}"
-        return OutputAudit(False, reason=why), [why]
+        return OutputAudit(False), why
     found = _compared(then, now)
-    return found, [] if found.same and not changed else [_explained(then, now, found, changed)]
+    return found, "" if found.same and not tampered else _explained(then, now, found, tampered)
 
 
-def _explained(then: Reference, now: Reference, found: OutputAudit, changed: bool) -> str:
+def _explained(then: Reference, now: Reference, found: OutputAudit, tampered: bool) -> str:
     if found.same:
         return "its outputs are the same: what changed plays no part in them, or is the seal itself"
     if then.inputs != now.inputs:
         return "the example inputs are not those that it was sealed with"
+    if tampered:
+        return "its outputs differ with them"
     other = difference(then.environment, now.environment)
     if other:
         return f"bits are the same on the same machine only, and here {other}"
-    if changed:
-        return "its outputs differ with them"
     return (
         "its values are as sealed, on the same kind of machine: the recorded outputs or something "
         "that is not sealed (a cache, the code of the model) was changed"
@@ -204,7 +212,7 @@ def _values(output: Output) -> Tensor | None:
     try:
         data = bytearray(base64.b64decode(output.sample, validate=True))
         values = torch.frombuffer(data, dtype=dtype_of(output.type))
-    except (binascii.Error, CheckpointError, ValueError):
+    except (CheckpointError, RuntimeError, TypeError, ValueError):
         return None
     return values.to(torch.complex128 if values.is_complex() else torch.float64)
 

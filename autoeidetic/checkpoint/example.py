@@ -11,8 +11,13 @@ from torch import Tensor
 from ..errors import CheckpointError
 from ..reference import by_value
 
-#: Types by name, so that a name in a file is looked up here and nowhere else.
-_DTYPES = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
+#: Types by name, so that a name in a file is looked up here and nowhere else. Not those without
+#: arithmetic of their own (quantized values, bits), which torch may crash on.
+_DTYPES = {
+    str(kind): kind
+    for kind in vars(torch).values()
+    if isinstance(kind, torch.dtype) and not str(kind).startswith(("torch.q", "torch.bits"))
+}
 
 
 def dtype_of(name: Any) -> torch.dtype:
@@ -55,14 +60,15 @@ def encode(value: Any, tensors: dict[str, Tensor], prefix: str) -> Any:
     return value
 
 
-def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The other way round; what was not stored by value comes without data.
+def decode(value: Any, tensors: Mapping[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments again; what was not stored by value comes without data.
 
     Raises:
         CheckpointError: not what :func:`encode` makes.
     """
     try:
-        return _decode(value, tensors)
+        args, kwargs = _decode(value, tensors)
+        return tuple(args), dict(kwargs)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(
             f"has example inputs that cannot be made ({error!r})", remedy="save the network again"

@@ -119,10 +119,12 @@ def _check_kinds(tensors: Mapping[str, Tensor]) -> None:
             raise CheckpointError(f"has a tensor {name!r} of no known kind", remedy=_AGAIN)
 
 
-def _converted(model: nn.Module, record: Record, example: Any) -> EideticNet:
+def _converted(
+    model: nn.Module, record: Record, example: tuple[tuple[Any, ...], dict[str, Any]]
+) -> EideticNet:
     args, kwargs = example
     try:
-        return convert(model, kwargs or tuple(args), inplace=True, **record.options)
+        return convert(model, kwargs or args, inplace=True, **record.options)
     except AutoeideticError as error:
         raise CheckpointError(
             f"does not fit the model: {error.fact}", place=error.place, remedy=FRESH
@@ -149,6 +151,7 @@ def _take_over_tasks(net: EideticNet, record: Record, tensors: Mapping[str, Tens
             task.index != number
             or not (task.finished or last)
             or task.classes.keys() != layers
+            or min(task.classes.values()) < 1
             or not _second_goes_fit(task, record.tasks)
         ):
             raise CheckpointError(

@@ -22,7 +22,10 @@ from ..layers.guard import original_class
 
 Recipe = dict[str, Any]
 #: The only arguments that a recipe may have, and the libraries it may name.
-_ARGUMENTS = {"timm": ("num_classes", "in_chans", "img_size"), "torchvision": ("num_classes",)}
+_ARGUMENTS = {
+    "timm": ("num_classes", "in_chans", "img_size"),
+    "torchvision": ("num_classes", "image_size"),
+}
 #: Attributes that say nothing about what a model computes.
 _IRRELEVANT = frozenset(
     "training _guard _compiled_call_impl pretrained_cfg default_cfg num_classes".split()
@@ -69,7 +72,8 @@ def build(recipe: Recipe) -> nn.Module:
     if "why_not" in recipe:
         raise CheckpointError(
             f"does not tell how to build the model again ({recipe['why_not']})",
-            remedy="pass model=, a new model built as the saved one was; its values do not matter",
+            remedy="pass model= (--model on the command line), a new model built as the saved one "
+            "was; its values do not matter",
         )
     if not _known_name(recipe) or not _plain_arguments(recipe):
         name, library = recipe.get("name"), recipe.get("library")
@@ -146,6 +150,8 @@ def _candidates(model: nn.Module, classes: int) -> Iterator[Recipe]:
     if kind.__module__.startswith("torchvision.models"):
         for name in _torchvision_names(model, kind, classes)[:_MOST_CANDIDATES]:
             arguments = {"num_classes": classes} if classes else {}
+            if isinstance(size := getattr(model, "image_size", None), int):  # a ViT
+                arguments["image_size"] = size
             yield {"library": "torchvision", "name": name, "arguments": arguments}
 
 

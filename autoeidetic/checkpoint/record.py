@@ -117,7 +117,6 @@ def _seal(data: Any) -> Seal:
     frozen = data["frozen"]
     return Seal(
         frozen=Frozen(
-            classes=_a(int, frozen["classes"]),
             owned=_a(str, frozen["owned"]),
             tensors={
                 name: SealedTensor(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..results.table import html, line, table
@@ -17,7 +17,7 @@ class OutputAudit:
 
     ``values`` is how many there are, ``compared`` how many of them are in the file; of these
     ``changed`` differ, by up to ``largest``. ``same`` is about all of them; None when they were not
-    asked for, and ``reason`` tells why.
+    asked for.
     """
 
     same: bool | None
@@ -25,7 +25,6 @@ class OutputAudit:
     compared: int = 0
     changed: int = 0
     largest: float = 0.0
-    reason: str = ""
 
     def __str__(self) -> str:
         if self.same is None:
@@ -37,6 +36,9 @@ class OutputAudit:
         return f"{self.changed:,} of {self.compared:,} DIFFER, by up to {self.largest:.2g}"
 
 
+NOT_ASKED = OutputAudit(None)
+
+
 @dataclass(frozen=True)
 class TaskAudit:
     """One finished task.
@@ -44,17 +46,18 @@ class TaskAudit:
     ``verdict`` is "held"; "changed": frozen values or owners are not those that were sealed, of the
     tensors that ``changed`` names with the number of values that the task froze in them; "outputs":
     only its outputs differ; "converted": the network got another type afterwards, so that the seal
-    no longer applies; "unsealed": it has none. ``notes`` say more.
+    no longer applies; "unsealed": it has none. ``owners``: does it own what it owned? ``note`` says
+    more.
     """
 
     task: int
     name: str
-    verdict: str
     values: int
-    changed: dict[str, int]
-    owners: bool
-    outputs: OutputAudit
-    notes: tuple[str, ...]
+    verdict: str
+    changed: dict[str, int] = field(default_factory=dict)
+    owners: bool = True
+    outputs: OutputAudit = NOT_ASKED
+    note: str = ""
 
     @property
     def ok(self) -> bool:
@@ -89,23 +92,23 @@ class Audit:
         return {**asdict(self), "tasks": tasks, "ok": self.ok}
 
     def __str__(self) -> str:
-        lines = [self.path]
+        lines = [line(self.path)]
         if self.tasks:
             rows = [["task", "frozen values", "seal", "reference outputs"]]
             rows += [[line(t.name), f"{t.values:,}", _seal(t), str(t.outputs)] for t in self.tasks]
-            lines += [table(rows), *_details(self.tasks)]
+            lines += [table(rows), *map(line, _details(self.tasks))]
         if self.damage:
-            lines.append(f"the file {self.damage}")
+            lines.append(line(f"the file {self.damage}"))
         if self.digest:
             lines.append(f"digest of all seals: {self.digest}")
-        return "\n".join([*lines, self._conclusion()])
+        return "\n".join([*lines, line(self._conclusion())])
 
     def _conclusion(self) -> str:
         if self.tampered:
-            return f"TAMPERED WITH: {', '.join(line(task.name) for task in self.tampered)}"
+            return f"TAMPERED WITH: {', '.join(task.name for task in self.tampered)}"
         wrong = [task for task in self.tasks if not task.ok]
         if any(task.verdict == OUTPUTS for task in wrong):
-            return "OUTPUTS OF FINISHED TASKS DIFFER"
+            return "OUTPUTS OF FINISHED TASKS DIFFER, though their frozen values are as sealed"
         if wrong:
             return (
                 f"{len(wrong)} of {len(self.tasks)} finished tasks cannot be checked; "
@@ -129,13 +132,13 @@ def _seal(task: TaskAudit) -> str:
 def _details(tasks: tuple[TaskAudit, ...]) -> list[str]:
     lines = []
     for task in tasks:
-        name = line(task.name)
         if not task.owners:
-            lines.append(f"{name}: it does not own the units that it owned when it was sealed")
+            lines.append(f"{task.name}: it does not own the units that it owned when it was sealed")
         if task.changed:
             shown = [f"{n} ({v:,} frozen values)" for n, v in list(task.changed.items())[:_NAMES]]
             more = len(task.changed) - len(shown)
             rest = f" and {more} more" if more else ""
-            lines.append(f"{name}: not as sealed: {', '.join(shown)}{rest}")
-        lines += [f"{name}: {note}" for note in task.notes]
+            lines.append(f"{task.name}: not as sealed: {', '.join(shown)}{rest}")
+        if task.note:
+            lines.append(f"{task.name}: {task.note}")
     return lines

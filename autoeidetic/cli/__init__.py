@@ -7,12 +7,14 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import NoReturn
 
+from .. import __version__
 from ..errors import AutoeideticError
 from . import benchmark, demo, inspect, train, verify, visualize
 
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
-    "demo": (demo, "analyse a stock ResNet-18 and a ViT-tiny"),
+    "demo": (demo, "learn five tasks beside ordinary fine-tuning, and make a page of it"),
     "inspect": (inspect, "print the channel structure of a model"),
     "visualize": (visualize, "draw how a model hangs together"),
     "train": (train, "learn a folder of images for each task, one task after another"),
@@ -21,8 +23,20 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """What is wrong in one line, without all the options."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; 0 when it worked, 2 (and one line on stderr) when the user can fix it."""
+    """Run one command.
+
+    Returns:
+        0 when it worked; 1 when it found something wrong; 2, and one line on stderr, when the user
+        can fix it; 130 when it was interrupted.
+    """
     typed = list(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(typed)
     options.typed = typed[1:]
@@ -32,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AutoeideticError as error:
         print(f"autoeidetic: {_one_line(error)}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("autoeidetic: stopped", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # the reader, `head` for instance, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -39,11 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="autoeidetic",
         description="Networks that learn task after task and cannot forget.",
         epilog="autoeidetic COMMAND --help tells more, with examples.",
     )
+    parser.add_argument("--version", action="version", version=f"autoeidetic {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, (module, purpose) in COMMANDS.items():
         command = commands.add_parser(

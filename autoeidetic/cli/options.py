@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ def _shape(text: str) -> tuple[int, ...]:
     return shape
 
 
-def at_least(least: int, unit: str) -> type[int]:
+def at_least(least: int, unit: str) -> Callable[[str], int]:
     """A type of options: whole numbers from ``least`` on."""
 
     def parse(text: str) -> int:
@@ -55,4 +56,4 @@ def at_least(least: int, unit: str) -> type[int]:
             raise argparse.ArgumentTypeError(f"{text!r} is not a number of {unit} such as 2")
         return int(text)
 
-    return parse  # type: ignore[return-value]
+    return parse

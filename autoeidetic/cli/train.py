@@ -166,6 +166,8 @@ def run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("autoeidetic: stopped; the same command goes on from here", file=sys.stderr)
         return 130
+    except InputError as error:
+        raise _plain(error) from error
     except torch.OutOfMemoryError as error:
         raise InputError(
             f"the memory of the device does not suffice for batches of {options.batch_size} images",
@@ -193,9 +195,16 @@ def _device(name: str) -> torch.device:
 
 def _seed(seed: int) -> None:
     """Everything that augmentation draws from."""
-    torch.manual_seed(seed)
+    torch.manual_seed(seed % 2**63)
     random.seed(seed)
     np.random.seed(seed % 2**32)
+
+
+def _plain(error: InputError) -> InputError:
+    """Of an error in a process that reads images torch makes one that tells its traceback."""
+    words = error.fact.rpartition(f"{InputError.__name__}: ")[2]
+    fact, _, remedy = words.partition("\n  remedy: ")
+    return InputError(fact.strip(), place=error.place, remedy=remedy.strip() or error.remedy)
 
 
 def _lesson(

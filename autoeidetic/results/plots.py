@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 #: Cells of a heat map have their numbers in them up to so many tasks.
 _NUMBERED = 12
+_LEGEND = 66  # letters in a line of the legend, with the squares before them
 
 Curves = Mapping[int, Sequence[tuple[float, float]]]
 
@@ -125,7 +126,7 @@ def _label_ends(ax: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None
     low, high = ax.get_ylim()
     inches = ax.bbox.height / ax.figure.dpi
     gap = (high - low) * (SMALL * 1.25 / 72) / inches
-    placed = _apart([y for _, y, _, _ in ends], gap, low, high)
+    placed = apart([y for _, y, _, _ in ends], gap, low, high)
     right = ax.get_xlim()[1]
     step = (right - ax.get_xlim()[0]) * 0.02
     for (x, y, name, colour), at in zip(ends, placed, strict=True):
@@ -133,10 +134,10 @@ def _label_ends(ax: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None
         ax.text(right + 1.5 * step, at, short(name, 18), color=colour, fontsize=SMALL, va="center")
 
 
-def _apart(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+def apart(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """The values, at least ``gap`` from each other and as near to themselves as that allows.
 
-    >>> _apart([0.5, 0.5, 0.9], 0.1, 0.0, 1.0)
+    >>> apart([0.5, 0.5, 0.9], 0.1, 0.0, 1.0)
     [0.5, 0.4, 0.9]
     """
     order = sorted(range(len(values)), key=lambda n: (-values[n], n))
@@ -321,8 +322,8 @@ def _stack(
             edgecolor="white", linewidth=0.4,
         )  # fmt: skip
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    columns = min(count + 1, 6)
     handles, labels = ax.get_legend_handles_labels()
+    columns = min(count + 1, 6, _LEGEND // (max(map(len, labels)) + 4))
     row_by_row = [n for c in range(columns) for n in range(c, count + 1, columns)]
     ax.legend(
         [handles[n] for n in row_by_row], [labels[n] for n in row_by_row],

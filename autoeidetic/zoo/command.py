@@ -60,10 +60,10 @@ def run(options: argparse.Namespace, prog: str, arguments: Sequence[str]) -> int
     ``prog`` and ``arguments`` are what the user typed, for the record.
 
     Raises:
-        InputError: no models are chosen, or a pattern fits none.
+        InputError: no models are chosen, a pattern fits none, or an option makes no sense.
     """
+    _check(options)
     names = _selected(options)
-    options.into.mkdir(parents=True, exist_ok=True)
     records = [{"model": name, "family": family(name)} for name in names]
     warm_up()
     for stage in _stages(options):
@@ -104,6 +104,27 @@ def add_arguments(parser: argparse.ArgumentParser, into: Path) -> None:
     limits.add_argument("--retry", action="store_true", help="measure again what failed before")
     limits.add_argument("--into", type=Path, default=into, help="folder of the results")
     limits.add_argument("--output", metavar="NAME", help="of the files, when no whole set is run")
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Better now than when all is measured; makes the folder."""
+    for name in ("workers", "seconds", "memory", "max_params", "real_params"):
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            raise InputError(
+                f"--{name.replace('_', '-')} {value:g}", remedy="pass a number above 0, or none"
+            )
+    if options.output and Path(options.output).name != options.output:
+        raise InputError(
+            f"--output {options.output!r} is not the plain name of a file",
+            remedy="pass a name; --into is for the folder",
+        )
+    try:
+        options.into.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"'{options.into}' cannot be a folder: {error}", remedy="pass another --into"
+        ) from error
 
 
 def _selected(options: argparse.Namespace) -> list[str]:

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import InputError
 from ..inputs import CallInputs, call_inputs
+from ..lookup import did_you_mean
 
 #: Encoders with the default configuration of their class, which is the published base size.
 TRANSFORMERS = {
@@ -59,7 +60,8 @@ def matching(patterns: Iterable[str]) -> list[str]:
         fitting = [name for name in known if fnmatchcase(name, pattern)]
         if not fitting:
             raise InputError(
-                f"no model is called {pattern!r}", remedy="see timm.list_models() for names"
+                f"no model is called {pattern!r}",
+                remedy=f"{did_you_mean(pattern, known)}timm.list_models() has all names",
             )
         found += fitting
     return list(dict.fromkeys(found))

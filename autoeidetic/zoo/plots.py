@@ -17,16 +17,24 @@ Point = tuple[float, float]
 
 
 class Axis:
-    """Numbers to pixels, along one direction."""
+    """Numbers to pixels, along one direction; a linear one begins at ``floor`` or below it."""
 
-    def __init__(self, values: Sequence[float], start: float, end: float, *, log: bool) -> None:
+    def __init__(
+        self,
+        values: Sequence[float],
+        start: float,
+        end: float,
+        *,
+        log: bool = False,
+        floor: float = 0.0,
+    ) -> None:
         self.log = log
         low, high = min(values, default=1.0), max(values, default=1.0)
         if log:
             low, high = max(low, 1e-9), max(high, 1e-9)
             low, high = 10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high))
         else:
-            low = min(low, 0.0)
+            low = min(low, floor)
         self.low, self.high = low, high if high > low else low + 1.0
         self.start, self.end = start, end
 
