@@ -315,6 +315,7 @@ def pretrained(options: argparse.Namespace) -> Record:
                 {"params": net.heads.parameters(), "lr": options.head_lr},
             ]
         ),
+        transform=data.crop_and_flip,
         convert={"recycle": "keep"},
         own=lambda task: {} if task else {"most": options.first_most},
         pruning=options.pruning,

@@ -374,15 +374,18 @@ def test_page_in_a_browser(
 
 
 def graph_is_drawn(browser: Any, scheme: str) -> None:
+    frame = browser.find_element("tag name", "iframe")
+    assert not frame.get_attribute("srcdoc")  # out of sight, where it could not be laid out
     browser.find_element("css selector", ".graph button").click()
-    browser.switch_to.frame(browser.find_element("tag name", "iframe"))
+    until(browser, "return document.querySelector('iframe').srcdoc !== ''")
+    browser.switch_to.frame(frame)
     until(browser, "return document.documentElement.dataset.ready !== undefined")
-    inside = """return [...document.querySelectorAll(".box")].every((box) => {
+    inside = """return [...graph.querySelectorAll(".box")].every((box) => {
         const [seen, frame] = [box, graph].map((part) => part.getBoundingClientRect());
         return seen.left >= frame.left && seen.right <= frame.right && seen.bottom <= frame.bottom;
     })"""
     until(browser, inside)  # it knew the size of its frame
     assert browser.execute_script("return document.documentElement.dataset.theme") == scheme
-    assert len(browser.find_elements("css selector", ".box")) > 5
+    assert len(browser.find_elements("css selector", "#graph .box")) > 5
     assert browser.find_element("id", "timeline").is_displayed()  # the slider over tasks
     browser.switch_to.default_content()

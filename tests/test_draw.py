@@ -15,7 +15,9 @@ from xml.etree import ElementTree
 import networkx as nx
 import pytest
 import torch
+from drawn_models import DRAWN, Broken, Residual, Words, small_image
 from torch import Tensor, fx, nn
+from zoo import ZOO
 
 import autoeidetic
 from autoeidetic.cli import main
@@ -24,8 +26,6 @@ from autoeidetic.draw import FORMATS, Drawing, describe, render, save, visualize
 from autoeidetic.draw.fold import fold
 from autoeidetic.draw.parts import FREE, INPUT
 from autoeidetic.errors import InputError, MissingPackageError
-from tests.drawn_models import DRAWN, Broken, Residual, Words, small_image
-from tests.zoo import ZOO
 
 GOLDEN = Path(__file__).parent / "golden"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -83,7 +83,7 @@ def test_golden(name: str, format: str, request: pytest.FixtureRequest) -> None:
 
 def test_a_drawing_is_the_same_in_another_process() -> None:
     code = (
-        "import autoeidetic, torch; from tests.test_draw import analysed, describe, render;"
+        "import autoeidetic, torch; from test_draw import analysed, describe, render;"
         "d = describe(analysed('gated'), title='gated');"
         "print(render(d, 'svg').decode() + d.to_json())"
     )
@@ -92,7 +92,7 @@ def test_a_drawing_is_the_same_in_another_process() -> None:
         capture_output=True,
         text=True,
         check=True,
-        cwd=Path(__file__).parent.parent,
+        cwd=Path(__file__).parent,
     )
     drawing = describe(analysed("gated"), title="gated")
     assert run.stdout == render(drawing, "svg").decode() + drawing.to_json() + "\n"
