@@ -232,14 +232,16 @@ def test_torch_pruning_halves_a_resnet() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_costs_stay_within_their_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the processor's time, for other tests run beside this one."""
     monkeypatch.setattr(speed_steps, "ROUNDS", 6)
     monkeypatch.setattr(speed_steps, "WARM_UPS", 1)
     rows = [*speed_steps.evaluate("test_resnet")["rows"], *memory("test_resnet")["rows"]]
     for row in rows:
-        assert row["budget"] is None or row["ratio"] <= MARGIN * row["budget"], row
+        ratio = row.get("cpu_ratio", row["ratio"])
+        assert row["budget"] is None or ratio <= MARGIN * row["budget"], row
     grown = speed_growth.grown("mlp, width 500")
     for cost in ("step", "evaluation"):
-        assert grown["costs"][cost]["ratio"] < MARGIN * 1.2
+        assert grown["costs"][cost]["cpu_ratio"] < MARGIN * 1.2
     assert grown["costs"]["bytes"]["ratio"] < grown["costs"]["bytes"]["reference_ratio"]
     text = speed_growth.growth_report([grown, {"model": "x", "error": "why"}])
     assert "| 500 |" in text

@@ -591,20 +591,20 @@ def test_the_command_writes_a_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shape = ["--input", "2,5,3"]
-    assert main(["visualize", "tests.drawn_models:Transformer", *shape, "--format", "dot"]) == 0
-    assert capsys.readouterr().out.strip() == "tests.drawn_models_Transformer.dot"
-    assert (tmp_path / "tests.drawn_models_Transformer.dot").read_text().startswith("digraph")
+    assert main(["visualize", "drawn_models:Transformer", *shape, "--format", "dot"]) == 0
+    assert capsys.readouterr().out.strip() == "drawn_models_Transformer.dot"
+    assert (tmp_path / "drawn_models_Transformer.dot").read_text().startswith("digraph")
     out = str(tmp_path / "b.svg")
-    assert main(["visualize", "tests.drawn_models:Transformer", *shape, "-o", out]) == 0
+    assert main(["visualize", "drawn_models:Transformer", *shape, "-o", out]) == 0
     whole = (tmp_path / "b.svg").read_text()
-    command = ["visualize", "tests.drawn_models:Transformer", *shape, "-o", out, "--depth", "1"]
+    command = ["visualize", "drawn_models:Transformer", *shape, "-o", out, "--depth", "1"]
     assert main(command) == 0
     assert len((tmp_path / "b.svg").read_text()) < len(whole) / 2
 
 
 def test_the_command_draws_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "broken.json")
-    command = ["visualize", "tests.drawn_models:Broken", "--input", "2,4", "-o", out]
+    command = ["visualize", "drawn_models:Broken", "--input", "2,4", "-o", out]
     assert main(command) == 0
     assert "drawn in part" in capsys.readouterr().err
     assert json.loads(Path(out).read_text())["failure"]["module"] == "blocks.1"
@@ -615,9 +615,9 @@ def test_the_command_draws_a_failure(tmp_path: Path, capsys: pytest.CaptureFixtu
     [
         (["resnet18", "-o", "a.pdf"], "tells no format"),
         (["no_such_model"], "timm has no model"),
-        (["tests.drawn_models:Gated"], "no example inputs"),
+        (["drawn_models:Gated"], "no example inputs"),
         (
-            ["tests.drawn_models:Gated", "--input", "2,3,8,8", "-o", "/no/a.dot"],
+            ["drawn_models:Gated", "--input", "2,3,8,8", "-o", "/no/a.dot"],
             "cannot be written",
         ),
     ],
