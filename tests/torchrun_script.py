@@ -19,6 +19,7 @@ import autoeidetic
 
 
 def main(directory: Path) -> None:
+    torch.manual_seed(int(os.environ.get("RANK", 0)))  # another one in every process
     digits = datasets.load_digits()
     x = torch.tensor(digits.images, dtype=torch.float32).flatten(1) / 16
     y = torch.tensor(digits.target)
