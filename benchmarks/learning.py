@@ -401,10 +401,10 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "--head-lr": {"type": float, "default": 3e-3},
         "--epochs": {"type": int, "default": 4},
         "--pruning": _PRUNING,
-        "--step": {"type": float, "default": 0.3},
+        "--step": {"type": float, "default": 0.1},
         "--most": {"type": float, "default": 0.6, "help": "share of the units that is pruned"},
         "--first-most": {"type": float, "default": 0.3, "help": "the same for task 0"},
-        "--recovery-epochs": {"type": int, "default": 2},
+        "--recovery-epochs": {"type": int, "default": 3},
         "--settle-epochs": {"type": int, "default": 3},
     },
     "scores": {
