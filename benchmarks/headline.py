@@ -125,32 +125,21 @@ def _forgotten(ours: Record) -> str:
 # -- cost -----------------------------------------------------------------------------------------
 
 
-def _steps(content: Record) -> Iterator[Row]:
-    found = {
-        model["model"]: row["ratio"]
-        for model in content["models"]
-        for row in model["rows"]
-        if row["what"].startswith("task 1") and row["what"].endswith(", sgd")
-    }
-    yield Row(
-        "Training step with three quarters frozen, times the plain model's",
-        _list(found),
-        "python benchmarks/speed.py step",
-    )
+def _ratios(
+    what: str, way: str, chosen: Callable[[str], bool]
+) -> Callable[[Record], Iterator[Row]]:
+    def rows(content: Record) -> Iterator[Row]:
+        found = {
+            model["model"]: row["ratio"]
+            for model in content["models"]
+            for row in model["rows"]
+            if chosen(row["what"])
+        }
+        yield Row(
+            f"{what}, times the plain model's", _list(found), f"python benchmarks/speed.py {way}"
+        )
 
-
-def _evaluation(content: Record) -> Iterator[Row]:
-    found = {
-        model["model"]: row["ratio"]
-        for model in content["models"]
-        for row in model["rows"]
-        if row["what"] == "5 finished tasks"
-    }
-    yield Row(
-        "Evaluation with five tasks, times the plain model's",
-        _list(found),
-        "python benchmarks/speed.py eval",
-    )
+    return rows
 
 
 def _list(found: dict[str, float]) -> str:
@@ -169,6 +158,12 @@ ROWS: dict[str, Callable[[Record], Iterator[Row]]] = {
     "learning-cifar-vit_tiny": _cifar("ViT-tiny"),
     "learning-pretrained": _pretrained,
     "learning-kills": _kills,
-    "speed-step": _steps,
-    "speed-eval": _evaluation,
+    "speed-step": _ratios(
+        "Training step with three quarters frozen",
+        "step",
+        lambda row: row.startswith("task 1") and row.endswith(", sgd"),
+    ),
+    "speed-eval": _ratios(
+        "Evaluation with five tasks", "eval", lambda row: row == "5 finished tasks"
+    ),
 }
