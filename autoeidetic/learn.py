@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from . import parallel
+from .checkpoint.earlier import earlier_tasks, keep_seal
 from .errors import InputError
 from .net import EideticNet
 from .results import Run, evaluate
@@ -87,6 +88,7 @@ def learn(
 
     Raises:
         InputError: the network has tasks already, or there is no lesson.
+        CheckpointError: the directory holds a network that this run did not learn.
     """
     if net.tasks or not lessons:
         raise InputError(
@@ -99,6 +101,8 @@ def learn(
     config = (config or TrainConfig()).with_(**known)
     optimizer = optimizer or default_optimizer
     run = Run(directory, config=config.to_dict())
+    saved = directory / "network.safetensors"
+    earlier = earlier_tasks(saved)
     tests = [lesson.test for lesson in lessons]
     for task, lesson in enumerate(lessons):
         began = perf_counter()
@@ -118,13 +122,15 @@ def learn(
             **options,
         )
         net.finish_task()
+        if task < len(earlier):
+            keep_seal(net, earlier[task], saved)
         last = task == len(lessons) - 1
         if task in run.tasks and not last:
             continue
         if router is not None and task:
             net.train_router([each.train for each in lessons[: task + 1]], router, progress=False)
         if parallel.rank() == 0:
-            net.save(directory / "network.safetensors")
+            net.save(saved)
         if task in run.tasks:
             continue
         evaluation = evaluate(net, tests, metric=metric)

@@ -18,14 +18,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Several workers share the machine; and what fixtures make has the bits of what tests make."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def settled() -> Iterator[None]:
-    """One thread, for several workers share the machine; a fixed seed."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """A fixed seed; the number of threads does not stay changed."""
     torch.manual_seed(0)
     yield
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -57,8 +57,8 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "net"
 
 
-def audit(path: Path, units: int = 6) -> Audit:
-    return autoeidetic.audit(path, normed(units))
+def audit(path: Path, units: int = 6, digest: Any = None) -> Audit:
+    return autoeidetic.audit(path, normed(units), digest=digest)
 
 
 def verdicts(report: Audit) -> list[str]:
@@ -342,6 +342,30 @@ def test_a_seal_made_anew_shows_in_the_digest_of_all_seals(saved: Path) -> None:
     assert report.ok
     assert report.digest != before
     assert report.digest in str(report)
+    assert audit(saved, digest=report.digest).noted
+    report = audit(saved, digest=before)
+    assert (report.ok, report.noted, report.tampered) == (False, False, ())
+    assert str(report).splitlines()[-1].startswith("SEALED ANEW: ")
+
+
+def test_a_digest_is_good_for_ever(tmp_path: Path) -> None:
+    """Whatever is learned afterwards, the seals that it is of are there."""
+    net = learned()
+    net.save(tmp_path / "net")
+    before = audit(tmp_path / "net").digest
+    task(net, torch.randn(4, 3), 2)
+    net.save(tmp_path / "later")
+    report = audit(tmp_path / "later", digest=f" {before.upper()}\n")
+    assert report.digest != before
+    assert report.noted
+    assert report.ok
+    assert str(report).endswith(", and the seals are those that were noted")
+
+
+@pytest.mark.parametrize("digest", ["", "12", "x" * 64, 5])
+def test_no_digest(digest: Any, saved: Path) -> None:
+    with pytest.raises(InputError, match=r"(?s)is not a digest of seals.*64 digits"):
+        audit(saved, digest=digest)
 
 
 def test_the_digest_of_all_seals_stays(tmp_path: Path) -> None:
@@ -798,6 +822,16 @@ def test_json_is_strict(saved: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert [each["ok"] for each in printed["tasks"]] == [False, True]
     assert printed["ok"] is False
     assert printed["tasks"][0]["changed"] == {"heads.0.3.weight": 12}
+
+
+def test_a_digest_on_the_command_line(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    typed = ["verify", str(saved), "--model", "test_audit:normed", "--digest"]
+    assert cli.main([*typed, audit(saved).digest]) == 0
+    assert "those that were noted" in capsys.readouterr().out
+    assert cli.main([*typed, "0" * 64]) == 1
+    assert "SEALED ANEW" in capsys.readouterr().out
+    assert cli.main([*typed, "0"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_names_of_an_attacker_stay_on_their_line(saved: Path) -> None:

@@ -167,6 +167,30 @@ def test_one_more_task(folders: Path, copied: Path, run: Path) -> None:
     assert json.loads((copied / "train.json").read_text())["tasks"][2]["name"] == "c"
 
 
+def test_seals_are_taken_once(folders: Path, copied: Path, run: Path) -> None:
+    """With another number of threads the outputs are others, and a new seal would hide it."""
+    torch.set_num_threads(2)
+    assert cli.main(command(folders, "ab", copied, "--quiet", "--router", "none")) == 0
+    before, after = (autoeidetic.load(path / "network.safetensors") for path in (run, copied))
+    assert after.tasks == before.tasks
+    assert before.tasks[0].seal.reference.environment["threads"] == "1"
+
+
+def test_a_network_of_another_run_stays(
+    folders: Path, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (copied / "network.safetensors").read_bytes()
+    shutil.rmtree(copied)
+    copied.mkdir()
+    (copied / "network.safetensors").write_bytes(before)
+    fails(
+        command(folders, "ab", copied, "--quiet", "--seed", "1"),
+        "holds a finished task 'a' that is not what this run finished as 'a'",
+        capsys,
+    )
+    assert (copied / "network.safetensors").read_bytes() == before
+
+
 def make() -> nn.Module:
     """A model that no library knows."""
     body = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU())

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import archive, reference, seal
-from ..errors import CheckpointError
+from ..errors import CheckpointError, InputError
 from ..net import EideticNet, Task
 from ..reference import Output, Reference
 from ..results.about import difference
@@ -43,7 +43,7 @@ from .report import (
 _MOST_THREADS = 256
 
 
-def audit(path: Any, model: nn.Module | None = None) -> Audit:
+def audit(path: Any, model: nn.Module | None = None, *, digest: str | None = None) -> Audit:
     """Compare the finished tasks in a file with what they were when they were finished.
 
     Every task has a seal: a digest of each tensor's values that it froze, one of the units it
@@ -53,6 +53,8 @@ def audit(path: Any, model: nn.Module | None = None) -> Audit:
     Args:
         path: a file that ``net.save`` wrote, and that somebody may have edited.
         model: as for :func:`autoeidetic.load`.
+        digest: ``audit(path).digest`` of some time ago, noted down elsewhere: the seals of that
+            time must be there still. Tasks finished since then do not matter.
 
     Example:
         >>> import tempfile, torch, autoeidetic
@@ -63,31 +65,57 @@ def audit(path: Any, model: nn.Module | None = None) -> Audit:
         >>> net.prepare_for_task(0, num_classes=2); net.prune(0.5); net.finish_task()
         >>> path = f"{tempfile.mkdtemp()}/net.safetensors"
         >>> net.save(path)
-        >>> autoeidetic.audit(path, build()).ok
+        >>> report = autoeidetic.audit(path, build())
+        >>> report.ok
+        True
+        >>> autoeidetic.audit(path, build(), digest=report.digest).ok
         True
 
     Raises:
         CheckpointError: there is no such file, it is something else, or no model fits it.
+        InputError: what was noted down is no digest.
     """
     check_model(model)
+    noted = None if digest is None else _checked(digest)
     with about(path), generator_untouched():
         description, tensors, damage = archive.examine(Path(path))
         if damage is not None and description is None:
-            return Audit(str(path), damage.fact, (), "")
+            return Audit(str(path), damage.fact, (), "", _noted(noted, ()))
         try:
             record = Record.parse(description)
             net = blank(record, tensors, model)
         except CheckpointError as error:
             if damage is None:
                 raise
-            return Audit(str(path), f"{damage.fact}; it {error.fact}", (), "")
+            damaged = f"{damage.fact}; it {error.fact}"
+            return Audit(str(path), damaged, (), "", _noted(noted, ()))
         try:
             resume(net, record, tensors)
         except CheckpointError as error:  # what no network has ever written
-            return Audit(str(path), f"was edited: it {error.fact}", (), _digest(record.tasks))
+            seals = record.tasks
+            edited = f"was edited: it {error.fact}"
+            return Audit(str(path), edited, (), _digest(seals), _noted(noted, seals))
         net.eval()
         wrong = "" if damage is None else damage.fact
-        return Audit(str(path), wrong, _audited(net), _digest(net.tasks))
+        tasks = net.tasks
+        return Audit(str(path), wrong, _audited(net), _digest(tasks), _noted(noted, tasks))
+
+
+def _checked(digest: Any) -> str:
+    text = digest.strip().lower() if isinstance(digest, str) else ""
+    if len(text) != 64 or set(text) - set("0123456789abcdef"):
+        raise InputError(
+            f"{digest!r:.80} is not a digest of seals",
+            remedy="pass the 64 digits that an earlier check of the file printed",
+        )
+    return text
+
+
+def _noted(digest: str | None, tasks: tuple[Task, ...]) -> bool | None:
+    """Is it the digest of the seals of the first tasks, of any number of them?"""
+    if digest is None:
+        return None
+    return any(_digest(tasks[: count + 1]) == digest for count in range(len(tasks)))
 
 
 def _digest(tasks: tuple[Task, ...]) -> str:

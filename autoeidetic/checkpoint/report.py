@@ -69,18 +69,20 @@ class Audit:
     """What became of the finished tasks in a file.
 
     ``damage`` is about the file as a whole: it is cut, or its own digest is not right. ``digest``
-    is that of all seals: noted down elsewhere, it shows later that nobody made new ones. ``ok``:
-    every finished task is what it was, and the file is intact.
+    is that of all seals: noted down elsewhere, it shows later that nobody made new ones. ``noted``:
+    are the seals of that time in the file; None when no digest was passed. ``ok``: every finished
+    task is what it was, the file is intact, and no seal is another one than was noted.
     """
 
     path: str
     damage: str
     tasks: tuple[TaskAudit, ...]
     digest: str
+    noted: bool | None = None
 
     @property
     def ok(self) -> bool:
-        return not self.damage and all(task.ok for task in self.tasks)
+        return not self.damage and self.noted is not False and all(task.ok for task in self.tasks)
 
     @property
     def tampered(self) -> tuple[TaskAudit, ...]:
@@ -114,11 +116,17 @@ class Audit:
                 f"{len(wrong)} of {len(self.tasks)} finished tasks cannot be checked; "
                 "load the network, net.seal() and net.save(path) seal it as it is now"
             )
+        if self.noted is False:
+            return (
+                "SEALED ANEW: the seals are not those that were noted; "
+                "or the digest is that of another file"
+            )
         if self.damage:
             return "EDITED OR DAMAGED" + (", outside of what is sealed" if self.tasks else "")
         if not self.tasks:
             return "no task is finished, so there is nothing to check"
-        return "every finished task is what it was when it was finished"
+        rest = ", and the seals are those that were noted" if self.noted else ""
+        return f"every finished task is what it was when it was finished{rest}"
 
     def _repr_html_(self) -> str:
         return html(str(self))
