@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,7 @@ def printed_by(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_teaches_with_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Every command has some, and each of them can be typed."""
-    module, purpose = cli.COMMANDS[name]
+    module, purpose = import_module(f"autoeidetic.cli.{name}"), cli.COMMANDS[name]
     text = printed_by([name, "--help"], capsys)
     assert purpose[1:] in " ".join(text.split())
     assert module.EXAMPLES in text
@@ -47,21 +49,31 @@ def test_help_teaches_with_examples(name: str, capsys: pytest.CaptureFixture[str
     for line in lines:
         program, *typed = shlex.split(line, comments=True)
         assert program == "autoeidetic"
-        assert cli._parser().parse_args(typed).command is module
+        assert cli._parser(name).parse_args(typed).command is module
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_explained(name: str) -> None:
-    commands = cli._parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    commands = cli._parser(name)._subparsers._group_actions[0].choices  # type: ignore[union-attr]
     for action in commands[name]._actions:  # type: ignore[index, call-overload]
         assert action.help, action.dest
 
 
 def test_overview(capsys: pytest.CaptureFixture[str]) -> None:
     text = " ".join(printed_by(["--help"], capsys).split())
-    for name, (_, purpose) in cli.COMMANDS.items():
+    for name, purpose in cli.COMMANDS.items():
         assert name in text
         assert purpose in text
+
+
+def test_help_does_not_wait_for_libraries_of_models() -> None:
+    """They take seconds to import."""
+    program = (
+        "import contextlib, sys; from autoeidetic import cli\n"
+        "with contextlib.suppress(SystemExit): cli.main(['--help'])\n"
+        "sys.exit(', '.join({'timm', 'torchvision', 'matplotlib'} & sys.modules.keys()) or None)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +221,7 @@ def test_interrupted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     def interrupt(options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.inspect, "run", interrupt)
+    monkeypatch.setattr("autoeidetic.cli.inspect.run", interrupt)
     assert cli.main(["inspect", "test_resnet"]) == 130
     assert capsys.readouterr().err == "autoeidetic: stopped\n"
 

@@ -128,7 +128,7 @@ def check_command(command: str) -> None:
     """That there is such a command, with such options, and such files."""
     program, *words = shlex.split(command, comments=True)
     if program == "autoeidetic":
-        cli._parser().parse_args(words)  # SystemExit when it is not understood
+        cli._parser(words[0]).parse_args(words)  # SystemExit when it is not understood
     elif program == "pip":
         assert words[0] == "install"
         for found in re.findall(r"\[(.*?)\]", command):

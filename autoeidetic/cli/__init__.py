@@ -6,20 +6,20 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from types import ModuleType
+from importlib import import_module
 from typing import NoReturn
 
 from .. import __version__
 from ..errors import AutoeideticError
-from . import benchmark, demo, inspect, train, verify, visualize
 
-COMMANDS: dict[str, tuple[ModuleType, str]] = {
-    "demo": (demo, "learn five tasks beside ordinary fine-tuning, and make a page of it"),
-    "inspect": (inspect, "print the channel structure of a model"),
-    "visualize": (visualize, "draw how a model hangs together"),
-    "train": (train, "learn a folder of images for each task, one task after another"),
-    "verify": (verify, "check that a saved network is what it was when its tasks were finished"),
-    "benchmark": (benchmark, "convert many models and report what came of it"),
+#: The purpose of each. A module is imported when its command is called: torchvision takes seconds.
+COMMANDS = {
+    "demo": "learn five tasks beside ordinary fine-tuning, and make a page of it",
+    "inspect": "print the channel structure of a model",
+    "visualize": "draw how a model hangs together",
+    "train": "learn a folder of images for each task, one task after another",
+    "verify": "check that a saved network is what it was when its tasks were finished",
+    "benchmark": "convert many models and report what came of it",
 }
 
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         can fix it; 130 when it was interrupted.
     """
     typed = list(sys.argv[1:] if argv is None else argv)
-    options = _parser().parse_args(typed)
+    options = _parser(called=typed[0] if typed else "").parse_args(typed)
     options.typed = typed[1:]
     try:
         code: int | None = options.command.run(options)
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code or 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(called: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="autoeidetic",
         description="Networks that learn task after task and cannot forget.",
@@ -63,16 +63,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"autoeidetic {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, (module, purpose) in COMMANDS.items():
+    for name, purpose in COMMANDS.items():
         command = commands.add_parser(
             name,
             help=purpose,
             description=purpose[0].upper() + purpose[1:] + ".",
-            epilog=module.EXAMPLES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        module.add(command)
-        command.set_defaults(command=module)
+        if name == called:
+            module = import_module(f".{name}", __name__)
+            command.epilog = module.EXAMPLES
+            module.add(command)
+            command.set_defaults(command=module)
     return parser
 
 
