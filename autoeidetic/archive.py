@@ -137,7 +137,7 @@ def _stored(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             names = file.keys()
             return outer, {name: _copy(file.get_tensor(name)) for name in names}
     except FileNotFoundError as error:
-        raise CheckpointError("there is no such file", remedy="check the path") from error
+        raise CheckpointError("does not exist", remedy="check the path") from error
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error}", remedy="check the file") from error
     except SafetensorError as error:

@@ -668,7 +668,7 @@ def test_every_cut_is_found(saved: Path) -> None:
 
 
 def test_what_is_no_saved_network(tmp_path: Path) -> None:
-    fails(tmp_path / "missing", "there is no such file")
+    fails(tmp_path / "missing", "does not exist")
     fails(tmp_path, "is a directory")
     (tmp_path / "empty").write_bytes(b"")
     fails(tmp_path / "empty", "is not a safetensors file, or is damaged")

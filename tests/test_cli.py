@@ -177,7 +177,7 @@ def test_verify(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_verify_mistakes(saved: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fails(["verify", saved], "--model on the command line", capsys)
-    fails(["verify", f"{saved}x"], "there is no such file; check the path", capsys)
+    fails(["verify", f"{saved}x"], "does not exist; check the path", capsys)
     fails(["verify", str(tmp_path)], "is a directory", capsys)
     fails(["verify", __file__], "is not a safetensors file", capsys)
     fails(["verify", saved, "--model", "test_resnt"], "did you mean 'test_resnet'", capsys)
