@@ -538,6 +538,27 @@ def test_page_opens_inside_a_notebook(page: Page) -> None:
     page.browser.switch_to.default_content()
 
 
+def test_in_a_part_of_a_notebook_that_is_shown_later(page: Page) -> None:
+    content = escape(to_html(sketches.tasks()))
+    path = page.folder / "notebook.html"
+    looks = []
+    for style in ("", "display: none"):
+        path.write_text(
+            f'<div style="{style}"><iframe srcdoc="{content}" sandbox="allow-scripts" width=1000 '
+            "height=600></iframe></div>"
+        )
+        page.browser.get(path.as_uri())
+        if style:
+            time.sleep(0.5)
+            page.run("document.querySelector('div').style.display = 'block'")
+        page.browser.switch_to.frame(page.one("iframe"))
+        page.until("return document.documentElement.dataset.ready !== undefined")
+        page.until("return world.getAttribute('transform') !== null")
+        looks.append((page.ids(), page.run("return world.getAttribute('transform')")))
+        page.browser.switch_to.default_content()
+    assert looks[0] == looks[1]
+
+
 def test_three_thousand_nodes_open_at_once(page: Page) -> None:
     drawing = sketches.large()
     assert len(drawing["nodes"]) > 3000

@@ -199,6 +199,7 @@ async function openReadably() {
 }
 
 async function openPage() {
+  await seen; // in a hidden part of another page nothing has a size yet
   byId("title").textContent = drawing.title ?? "";
   const { summary = {} } = drawing;
   byId("facts").textContent = [

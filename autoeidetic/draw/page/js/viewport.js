@@ -12,9 +12,16 @@ let footHeight = 0; // of the tasks, which lie over the picture
 // Measured when it changes: asking the document in between makes it lay itself out.
 let frame = { w: graph.clientWidth || 1, h: graph.clientHeight || 1 };
 const frameSize = () => frame;
+let nowSeen;
+const seen = new Promise((resolve) => {
+  nowSeen = resolve;
+});
+if (graph.clientWidth && graph.clientHeight) nowSeen();
 new ResizeObserver(([entry]) => {
-  frame = { w: entry.contentRect.width || 1, h: entry.contentRect.height || 1 };
+  const { width, height } = entry.contentRect;
+  frame = { w: width || 1, h: height || 1 };
   moveMinimapFrame();
+  if (width && height) nowSeen();
 }).observe(graph);
 
 function look({ x, y, zoom }) {
