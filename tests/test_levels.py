@@ -350,9 +350,16 @@ def test_restricted_gradients(kind: str, current: int, layout: str) -> None:
     pruned[current, 40:44] &= whole.use[40:44] != current  # written, but no longer read
     foreign = whole.use.clone()
     foreign[45] = 0  # read, but normalised by another level
-    for t in (whole, LevelTable(pruned, foreign, current)):
+    unused = whole.use.clone()
+    unused[40:44] = current + 1  # by a later level, that of what no task uses: it reads all
+    later = torch.cat([whole.include, torch.ones(1, 48, dtype=torch.bool)])
+    for t in (
+        whole,
+        LevelTable(pruned, foreign, current),
+        LevelTable(later, unused, current),
+    ):
         written = (t.use == current) & readable(t, groups)
-        active = t.include[current] & (t.include.sum(0) == 1)
+        active = t.include[current] & ~t.include[:current].any(0)
         got = gradients(run, kind, x, t, written | (t.use != current), groups=groups)
         expected = gradients(reference, kind, x, t, written, groups=groups)
         assert written.any()

@@ -45,7 +45,7 @@ def layer_norm(
     """``F.layer_norm`` over the last dimension, each channel with its level's statistics.
 
     With ``restrict`` only the level in training has gradients: outputs of other levels are
-    constants, and so are inputs that any other level reads.
+    constants, and so are inputs that an earlier level reads.
 
     >>> include = torch.tensor([[True, True, False], [True, True, True]])
     >>> table = LevelTable(include, torch.tensor([0, 0, 1]), current=1)

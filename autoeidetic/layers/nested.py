@@ -120,7 +120,11 @@ def _run(
     args: Any,
     kwargs: Any,
 ) -> Any:
-    """Run a module on what one level may see."""
+    """Run a module on what one level may see.
+
+    Within the run, values of frozen units may depend on what learns: they mix what the level sees.
+    So nothing is left out of its backward pass.
+    """
     frozen = runtime.restrict and not level.learns
     leaves, structure = pytree.tree_flatten((args, kwargs))
     masks = level.calls[number].visible
@@ -135,13 +139,13 @@ def _run(
         for value, mask in zip(leaves, masks, strict=True)
     ]
     args, kwargs = pytree.tree_unflatten(seen, structure)
-    around = runtime.level, runtime.settled
-    runtime.level, runtime.settled = level.number, not level.learns
+    around = runtime.level, runtime.settled, runtime.restrict
+    runtime.level, runtime.settled, runtime.restrict = level.number, not level.learns, False
     try:
         with torch.no_grad() if frozen else nullcontext(), _restricted(module, level):
             return forward(*args, **kwargs)
     finally:
-        runtime.level, runtime.settled = around
+        runtime.level, runtime.settled, runtime.restrict = around
 
 
 @contextmanager

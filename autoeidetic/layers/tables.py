@@ -62,7 +62,7 @@ class LevelTable:
     # The rest is the narrow world of the backward pass: U channels that have a gradient.
     narrow: Tensor = field(init=False, repr=False)  # int64 [U]
     outputs: Tensor = field(init=False, repr=False)  # [U]: 1 where use == current
-    inputs: Tensor = field(init=False, repr=False)  # [U]: 1 where only `current` reads it
+    inputs: Tensor = field(init=False, repr=False)  # [U]: 1 where `current` is the first to read it
     same: bool = field(init=False, repr=False)  # outputs and inputs are all ones
     group: Tensor = field(init=False, repr=False)  # int64 [U]: the group of each channel
     pool: Tensor = field(init=False, repr=False)  # [U, G]: one-hot of `group`
@@ -86,7 +86,9 @@ class LevelTable:
         none = torch.zeros(channels, dtype=torch.bool, device=device)
         reads = none if self.current is None else self.include[self.current]
         written = none if self.current is None else chosen[self.current]
-        read = reads & (self.include.sum(0) == 1)
+        # Not: by no other level. Channels that no task uses have a level after the current one,
+        # whose statistics may be over all there is.
+        read = reads & ~self.include[: self.current or 0].any(0)
         narrow = (written | read).nonzero()[:, 0]
         derived: dict[str, Any] = {
             "average": tuple(
