@@ -504,7 +504,7 @@ def test_what_no_network_has_written(saved: Path) -> None:
 
 
 def test_what_is_no_saved_network(saved: Path) -> None:
-    for path, fact in [(saved.parent / "none", "no such file"), (saved.parent, "is a directory")]:
+    for path, fact in [(saved.parent / "none", "does not exist"), (saved.parent, "is a directory")]:
         with pytest.raises(CheckpointError, match=fact) as caught:
             audit(path)
         assert str(path) in str(caught.value)
