@@ -10,9 +10,10 @@ from typing import Any
 
 import lives
 import pytest
+import timm
 import torch
 from test_lives import NOT_DIFFERENTIABLE, REFUSED, UNHANDLED
-from torch import Tensor
+from torch import Tensor, nn
 from zoo import ZOO
 
 import autoeidetic
@@ -54,8 +55,19 @@ def compare(net: EideticNet, inputs: Any) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
 def test_open_task(name: str) -> None:
+    check(*ZOO[name]())
+
+
+@pytest.mark.parametrize(
+    "name", ["test_vit", "test_convnext", "test_efficientnet_gn", "test_mambaout", "test_nfnet"]
+)
+def test_timm(name: str) -> None:
+    model = timm.create_model(name)
+    check(model, torch.randn(4, *model.default_cfg["input_size"]))
+
+
+def check(model: nn.Module, inputs: Any) -> None:
     """Whole and pruned; the first task, and one on top of it."""
-    model, inputs = ZOO[name]()
     net = autoeidetic.convert(lives.randomise(model), inputs)
     for task in (0, 1):
         net.prepare_for_task(task, num_classes=3, on_full="reuse")
