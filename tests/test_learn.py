@@ -46,21 +46,20 @@ def test_record(tmp_path: Path) -> None:
     assert torch.equal(again.predict(X).task, net.predict(X).task)
 
 
-def test_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed in the first task, in the second and in the third, and called once more at the end."""
+@pytest.mark.parametrize("stop_after", [2, 6, 9])
+def test_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_after: int) -> None:
     whole, run = learn(tmp_path / "whole", router="learned")
     epoch, passes = autoeidetic.Run.epoch, []
 
     def killed(self: autoeidetic.Run, row: Any) -> None:
         epoch(self, row)
         passes.append(row)
-        if len(passes) in (2, 6, 9):
+        if len(passes) == stop_after:
             raise KilledError
 
     monkeypatch.setattr(autoeidetic.Run, "epoch", killed)
-    for _ in range(3):
-        with pytest.raises(KilledError):
-            learn(tmp_path / "other", router="learned")
+    with pytest.raises(KilledError):
+        learn(tmp_path / "other", router="learned")
     monkeypatch.undo()
     again, other = learn(tmp_path / "other", router="learned")
     assert not lives.changed(again, lives.state(whole))

@@ -77,28 +77,27 @@ def audit(path: Any, model: nn.Module | None = None, *, digest: str | None = Non
     """
     check_model(model)
     noted = None if digest is None else _checked(digest)
+
+    def report(damage: str, seals: tuple[Task, ...], tasks: tuple[TaskAudit, ...] = ()) -> Audit:
+        return Audit(str(path), damage, tasks, _digest(seals), _noted(noted, seals))
+
     with about(path), generator_untouched():
         description, tensors, damage = archive.examine(Path(path))
         if damage is not None and description is None:
-            return Audit(str(path), damage.fact, (), "", _noted(noted, ()))
+            return report(damage.fact, ())
         try:
             record = Record.parse(description)
             net = blank(record, tensors, model)
         except CheckpointError as error:
             if damage is None:
                 raise
-            damaged = f"{damage.fact}; it {error.fact}"
-            return Audit(str(path), damaged, (), "", _noted(noted, ()))
+            return report(f"{damage.fact}; it {error.fact}", ())
         try:
             resume(net, record, tensors)
         except CheckpointError as error:  # what no network has ever written
-            seals = record.tasks
-            edited = f"was edited: it {error.fact}"
-            return Audit(str(path), edited, (), _digest(seals), _noted(noted, seals))
+            return report(f"was edited: it {error.fact}", record.tasks)
         net.eval()
-        wrong = "" if damage is None else damage.fact
-        tasks = net.tasks
-        return Audit(str(path), wrong, _audited(net), _digest(tasks), _noted(noted, tasks))
+        return report("" if damage is None else damage.fact, net.tasks, _audited(net))
 
 
 def _checked(digest: Any) -> str:
