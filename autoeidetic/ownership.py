@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from .tags import Tags
-from .values import ParameterView, Value, compress, core, is_zero, varies, vector
+from .values import ZERO, ParameterView, Value, compress, core, is_zero, varies, vector
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,13 @@ class Ownership(Tags):
             self.owners[view.name] = straight
             return
         old = self.owners.get(view.name)
-        dense = (
-            torch.full((math.prod(view.shape),), -1, dtype=torch.int64)
-            if old is None
-            else old.reshape(-1).clone()
-        )
-        self._scatter(view, tags, dense)
-        self.owners[view.name] = compress(dense.view(view.shape))
+        if old is None:
+            old = torch.tensor(-1).expand(view.shape)
+        part = _without_whole_dimensions(view, varies(old), tags.shape)
+        inside = tuple(slice(n) for n in part.shape)
+        dense = old[inside].reshape(-1).clone()
+        self._scatter(part, tags, dense)
+        self.owners[view.name] = compress(dense.view(part.shape)).expand(view.shape)
 
     def _scatter(self, view: ParameterView, tags: Tensor, dense: Tensor) -> None:
         """Write tags through the coordinates; where two meet at one element, join them."""
@@ -236,3 +236,21 @@ class Ownership(Tags):
         drop = len(shape) - len(value.shape)
         units = units.reshape(units.shape[drop:]).expand(value.shape)
         self.write_owner(view, units)
+
+
+def _without_whole_dimensions(
+    view: ParameterView, told_apart: Sequence[int], shape: Sequence[int]
+) -> ParameterView:
+    """The view with size 1 along dimensions of which every position sees all, or as it is.
+
+    A standardised weight is seen row by row: its rows are enough, and far fewer than its elements.
+    ``told_apart`` are dimensions along which owners differ already.
+    """
+    assert view.coords is not None
+    gone = [c is None and d not in told_apart for d, c in enumerate(view.coords)]
+    zero = ZERO.expand(shape)
+    return replace(
+        view,
+        shape=tuple(1 if drop else n for drop, n in zip(gone, view.shape, strict=True)),
+        coords=tuple(zero if drop else c for drop, c in zip(gone, view.coords, strict=True)),
+    )

@@ -80,6 +80,8 @@ def compress(tags: Tensor) -> Tensor:
             first = small.narrow(dim, 0, 1)
             if torch.equal(small, first.expand_as(small)):
                 small = first
+    if small.numel() < tags.untyped_storage().nbytes() // tags.itemsize:
+        small = small.clone()  # a view would keep the whole of it in memory
     return small.contiguous().expand(shape)
 
 

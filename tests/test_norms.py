@@ -33,6 +33,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import autoeidetic
+from autoeidetic.ownership import Ownership
+from autoeidetic.values import ParameterView, compress
 
 C = 12
 IMAGE = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -319,3 +321,28 @@ def test_what_no_task_uses_stays_finite_in_a_deep_network() -> None:
     net.prune(0.5)
     net.finish_task()
     assert net.verify(x).ok
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+def test_a_standardised_weight_is_told_apart_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written element by element, a network of a billion parameters needs more than 12 GiB."""
+    written: list[int] = []
+    scatter = Ownership._scatter
+
+    def counted(self: Ownership, view: ParameterView, tags: Tensor, dense: Tensor) -> None:
+        written.append(dense.numel())
+        scatter(self, view, tags, dense)
+
+    monkeypatch.setattr(Ownership, "_scatter", counted)
+    conv = StdConv2d(6, 8, 3, padding=0)
+    autoeidetic.analyze(nn.Sequential(conv, nn.Flatten(), nn.Linear(8, 3)), torch.ones(2, 6, 3, 3))
+    assert written == [conv.out_channels]
+
+
+def test_small_tags_keep_no_large_storage() -> None:
+    tags = torch.arange(4).repeat(1000, 1)
+    small = compress(tags)
+    assert torch.equal(small, tags)
+    assert small.untyped_storage().nbytes() == 4 * tags.itemsize
