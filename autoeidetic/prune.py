@@ -12,6 +12,8 @@ from .owners import FREE, Owners
 from .structure import Group, reach
 
 Array = np.ndarray
+#: The classes that go hold at least this part of the share of the parameters that was asked for.
+ENOUGH = 0.75
 
 
 def choose(
@@ -26,9 +28,10 @@ def choose(
     """The lowest-scored fraction of the prunable classes (a boolean vector).
 
     The part ``over_network`` of what goes are the lowest of the whole network, after scores were
-    divided by their length in the group; for the rest every group gives up the same fraction. The
-    fraction is one of the classes in training now, or ``since_start`` of those that were in
-    training before any was pruned.
+    divided by their length in the group; for the rest every group gives up the same fraction, and
+    this rest is larger where classes would go that hold too few parameters. The fraction is one of
+    the classes in training now, or ``since_start`` of those that were in training before any was
+    pruned.
 
     What is kept is closed under requires: with a class goes everything that requires it, and
     counts towards the fraction of its own group. Groups that others require are dealt with
@@ -72,7 +75,35 @@ def _quotas(
     over_network: float,
     since_start: bool,
 ) -> dict[str, int]:
-    """How many classes each group gives up: the same share of each, and what the ranking adds."""
+    """How many classes each group gives up.
+
+    A ranking may find all it wants in classes of few parameters, such as the units inside a
+    transformer's blocks, and leave the task the residual stream that everything passes through.
+    Where what goes holds too few parameters, less is left to the ranking.
+    """
+    inside = owners.free if since_start else owners.in_training
+    size = {g.name: blueprint.plan.elements[list(g.classes)].mean() for g in blueprint.groups}
+    elements = blueprint.plan.elements * inside
+    before = float(elements[owners.pruned].sum())
+    parts = np.linspace(over_network, 0, 9) if 0 < over_network < 1 else [over_network]
+    for part in parts:
+        quotas = _shared_out(blueprint, owners, worth, prunable, fraction, part, since_start)
+        freed = before + sum(count * size[name] for name, count in quotas.items())
+        if freed >= ENOUGH * fraction * float(elements.sum()):
+            break
+    return quotas
+
+
+def _shared_out(
+    blueprint: Blueprint,
+    owners: Owners,
+    worth: Array,
+    prunable: Array,
+    fraction: float,
+    over_network: float,
+    since_start: bool,
+) -> dict[str, int]:
+    """The same share of each group, and what the ranking adds."""
     quotas = {
         group.name: _left(owners, group.classes, (1 - over_network) * fraction, since_start)
         for group in blueprint.groups

@@ -58,7 +58,9 @@ def score(name: str, *, over_network: float = 0.0) -> Callable[[Any], Any]:
         name: what users pass as ``pruning=`` or ``by=``.
         over_network: from 0, every group of units gives up the same share, to 1, the lowest of
             the whole network go, after the scores of a group were brought to the length 1.
-            Between: this part of what goes is ranked, the rest is the same share of each.
+            Between: this part of what goes is ranked, the rest is the same share of each; less
+            is ranked where what goes would hold less than three quarters of the same share of
+            the parameters.
 
     Example:
         >>> import autoeidetic
@@ -193,7 +195,8 @@ def hybrid(net: EideticNet, data: ScoreData | None) -> Worth:
     Taylor score) and the norm of its parameters. A class must be unimportant to both to go first.
     Lengths differ less than the squares that Taylor ranks, and a quarter of what goes is the same
     share of every group: so every layer frees some, and where there is more to spare it frees
-    more.
+    more. In a transformer, where the ranking would take units inside the blocks and leave the
+    residual stream to the task, less of it is ranked.
     """
     influence, size = taylor(net, data), _by_class(net, l2(net, data))
     return np.power(influence * size, 0.25)

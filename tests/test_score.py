@@ -129,12 +129,28 @@ def test_part_of_it_ranked() -> None:
     """Every layer gives up its fixed part, however high its scores; the number is the same."""
     net = network(20, 20)
     low, high = np.r_[np.linspace(0.001, 0.01, 16), np.ones(4)], np.linspace(50, 51, 20)
-    ranked = pruned(net, (low, high), 0.4, 1.0)
-    assert ranked[1] == 0
+    ranked = pruned(net, (high, low), 0.4, 1.0)
+    assert ranked[0] == 0
     for part in (0.25, 0.5, 0.75):
-        found = pruned(net, (low, high), 0.4, part)
+        found = pruned(net, (high, low), 0.4, part)
         assert sum(found) == sum(ranked) == 16
-        assert found[1] == round((1 - part) * 0.4 * 20)
+        assert found[0] == round((1 - part) * 0.4 * 20)
+
+
+@pytest.mark.parametrize("part", [0.25, 0.5, 0.75, 0.95])
+def test_what_goes_holds_parameters(part: float) -> None:
+    """Units of the first layer have 5 weights and a bias, of the second 40 and a bias."""
+    net = network(40, 20)
+    low, high = np.r_[np.linspace(0.001, 0.01, 36), np.ones(4)], np.linspace(50, 51, 20)
+    assert pruned(net, (low, high), 0.5, 1.0) == [30, 0]
+    first, second = pruned(net, (low, high), 0.5, part)
+    assert first + second == 30
+    parameters = first * 6 + second * 41
+    fixed = round((1 - part) * 0.5 * 20)
+    assert parameters >= 0.75 * 0.5 * (40 * 6 + 20 * 41)
+    assert fixed <= second <= max(fixed, 10)
+    if second > fixed:  # no more than it takes, up to the steps in which it is looked for
+        assert parameters < 0.75 * 0.5 * (40 * 6 + 20 * 41) + 3 * 41
 
 
 def test_wrong_part() -> None:
