@@ -94,7 +94,7 @@ def _cifar(model: str) -> Callable[[Record], Iterator[Row]]:
         yield Row(
             f"Split CIFAR-100 (250 images a class), five tasks, {model}, the same epochs for each",
             f"{content['ours']['average']:.1%}, {_forgotten(content['ours'])}; {others}",
-            f"python benchmarks/learning.py cifar --model {content['options']['model']}",
+            content["command"],
         )
 
     return rows

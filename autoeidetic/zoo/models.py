@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..inputs import CallInputs, call_inputs
 from ..lookup import did_you_mean
 
-#: Encoders with the default configuration of their class, which is the published base size.
+#: Encoders in the published base size.
 TRANSFORMERS = {
     name: f"{name}For{task}Classification"
     for task, names in {
@@ -25,6 +25,15 @@ TRANSFORMERS = {
         "Image": "ConvNextV2 DeiT Dinov2 Swin ViT",
     }.items()
     for name in names.split()
+}
+#: Where the default configuration of the class is another size.
+_BASE = {
+    "DebertaV2": {
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+    }
 }
 _SLOW_START = ("googlenet", "inception_v3")  # their own initialisation takes minutes
 _SAMPLES = 4000  # of sound
@@ -99,7 +108,7 @@ def _transformer(name: str, size: dict[str, int]) -> nn.Module:
     import transformers
 
     found: Any = getattr(transformers, TRANSFORMERS[name])
-    return found(found.config_class(**size))
+    return found(found.config_class(**_BASE.get(name, {}), **size))
 
 
 def example(model: nn.Module) -> Any:
