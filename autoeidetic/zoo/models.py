@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..inputs import CallInputs, call_inputs
 from ..lookup import did_you_mean
 
-#: Encoders in the published base size.
+#: Encoders with the default configuration of their class, or in base size where that is larger.
 TRANSFORMERS = {
     name: f"{name}For{task}Classification"
     for task, names in {
@@ -26,15 +26,13 @@ TRANSFORMERS = {
     }.items()
     for name in names.split()
 }
-#: Where the default configuration of the class is another size.
 _BASE = {
-    "DebertaV2": {
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-    }
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
 }
+_LARGER_BY_DEFAULT = ("Albert", "DebertaV2")
 _SLOW_START = ("googlenet", "inception_v3")  # their own initialisation takes minutes
 _SAMPLES = 4000  # of sound
 _WORDS = 100  # of a vocabulary that are drawn
@@ -108,7 +106,8 @@ def _transformer(name: str, size: dict[str, int]) -> nn.Module:
     import transformers
 
     found: Any = getattr(transformers, TRANSFORMERS[name])
-    return found(found.config_class(**_BASE.get(name, {}), **size))
+    base = _BASE if name in _LARGER_BY_DEFAULT else {}
+    return found(found.config_class(**base, **size))
 
 
 def example(model: nn.Module) -> Any:
