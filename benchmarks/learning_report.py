@@ -54,7 +54,9 @@ def _sequence(record: Record) -> list[str]:
     lines = _markdown(["after the last task", *(f"task {t}" for t in range(tasks)), "mean"], rows)
     lines += ["", _facts(ours)]
     if "gap" in record:
-        lines += ["", f"Below separate networks by {100 * record['gap']:.2f} points on average."]
+        gap = 100 * record["gap"]
+        side = "Below" if gap > 0 else "Above"
+        lines += ["", f"{side} separate networks by {abs(gap):.2f} points on average."]
     if "paper" in ours:
         lines += ["", f"The paper reports {ours['paper']:.2%} for ten tasks."]
     return lines
