@@ -16,7 +16,13 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
 ADDED = "repository"
-PATTERNS = ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md", "benchmarks/results/*.md")
+PAGES = f"{ADDED}/pages"  # apart, for results/zoo.md becomes results/zoo.html itself
+PATTERNS = (
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "benchmarks/README.md",
+    *(f"benchmarks/results/*.{kind}" for kind in ("md", "csv", "html")),
+)
 _SCRIPT = re.compile(r"^\[\S+\]\((\S+\.py)\)$", re.MULTILINE)
 _LINK = re.compile(r"(\]\()([^)#:\s]+)([^)]*\))")
 
@@ -25,7 +31,7 @@ def on_files(files: Files, *, config: Any) -> Files:
     """Add what lies outside of docs/."""
     for pattern in PATTERNS:
         for path in sorted(ROOT.glob(pattern)):
-            name = f"{ADDED}/{path.relative_to(ROOT).as_posix()}"
+            name = _on_site(path.relative_to(ROOT).as_posix())
             files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
 
@@ -38,12 +44,19 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
 
     def lead(match: re.Match[str]) -> str:
         target = normpath(f"{here}/{match[2]}" if here else match[2])
-        site = target.removeprefix("docs/") if target.startswith("docs/") else f"{ADDED}/{target}"
+        site = _on_site(target)
         if files.get_file_from_path(site) is None:
             return match[0]  # MkDocs says what is wrong with it
         return f"{match[1]}{relpath(site, dirname(page.file.src_uri) or '.')}{match[3]}"
 
     return _LINK.sub(lead, markdown)
+
+
+def _on_site(path: str) -> str:
+    """Where a file of the repository is on the site."""
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return f"{PAGES if path.endswith('.html') else ADDED}/{path}"
 
 
 def _in_repository(uri: str) -> str:

@@ -191,6 +191,10 @@ def test_site(tmp_path: Path) -> None:
     assert reference.count("doc-object doc-module") == 1  # that of errors; functions, not modules
     assert "<code>&gt;&gt;&gt;" not in reference  # examples are code, with colours
     assert (tmp_path / "integrations.html").read_text().count("highlight") >= len(EXAMPLES)
+    for recorded in (ROOT / "benchmarks/results").glob("*.html"):  # beside the page of its .md
+        shown = tmp_path / "repository/pages/benchmarks/results" / recorded.name
+        assert shown.read_bytes() == recorded.read_bytes()
+        assert (tmp_path / "repository/benchmarks/results" / recorded.name).exists()
     elsewhere = re.compile(r"<(?:link|script|img)\b[^>]*=.?https?:[^>]+>")
     for page in tmp_path.rglob("*.html"):
         assert not elsewhere.findall(page.read_text()), page
