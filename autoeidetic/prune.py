@@ -81,10 +81,11 @@ def _quotas(
     transformer's blocks, and leave the task the residual stream that everything passes through.
     Where what goes holds too few parameters, less is left to the ranking.
     """
-    inside = owners.free if since_start else owners.in_training
+    inside = (owners.free if since_start else owners.in_training) & ~owners.locked
     size = {g.name: blueprint.plan.elements[list(g.classes)].mean() for g in blueprint.groups}
-    elements = blueprint.plan.elements * inside
-    before = float(elements[owners.pruned].sum())
+    members = [c for group in blueprint.groups for c in group.classes]
+    elements = (blueprint.plan.elements * inside)[members]
+    before = float(elements[owners.pruned[members]].sum())
     parts = np.linspace(over_network, 0, 9) if 0 < over_network < 1 else [over_network]
     for part in parts:
         quotas = _shared_out(blueprint, owners, worth, prunable, fraction, part, since_start)
