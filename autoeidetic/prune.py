@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -43,7 +44,8 @@ def choose(
     reached = reach(plan.requires, plan.classes + 1).reshape(-1, 2)
     worth = _with_dependents(reached, owners, _comparable(blueprint, owners, scores))
     prunable = owners.in_training & ~_spared(blueprint, reached, owners, worth) & ~owners.locked
-    wanted = _quotas(blueprint, owners, worth, prunable, fraction, over_network, since_start)
+    this = _Round(blueprint, owners, worth, prunable, fraction, since_start)
+    wanted = this.quotas(over_network)
     chosen = np.zeros_like(owners.pruned)
     for group in _required_first(blueprint):
         classes = np.asarray(group.classes)
@@ -66,73 +68,72 @@ def _comparable(blueprint: Blueprint, owners: Owners, scores: Array) -> Array:
     return result
 
 
-def _quotas(
-    blueprint: Blueprint,
-    owners: Owners,
-    worth: Array,
-    prunable: Array,
-    fraction: float,
-    over_network: float,
-    since_start: bool,
-) -> dict[str, int]:
-    """How many classes each group gives up.
+@dataclass(frozen=True)
+class _Round:
+    """One round of pruning: how many classes each group gives up."""
 
-    A ranking may find all it wants in classes of few parameters, such as the units inside a
-    transformer's blocks, and leave the task the residual stream that everything passes through.
-    Where what goes holds too few parameters, less is left to the ranking.
-    """
-    inside = (owners.free if since_start else owners.in_training) & ~owners.locked
-    size = {g.name: blueprint.plan.elements[list(g.classes)].mean() for g in blueprint.groups}
-    members = [c for group in blueprint.groups for c in group.classes]
-    elements = (blueprint.plan.elements * inside)[members]
-    before = float(elements[owners.pruned[members]].sum())
-    parts = np.linspace(over_network, 0, 9) if 0 < over_network < 1 else [over_network]
-    for part in parts:
-        quotas = _shared_out(blueprint, owners, worth, prunable, fraction, part, since_start)
-        freed = before + sum(count * size[name] for name, count in quotas.items())
-        if freed >= ENOUGH * fraction * float(elements.sum()):
-            break
-    return quotas
+    blueprint: Blueprint
+    owners: Owners
+    worth: Array
+    prunable: Array
+    fraction: float
+    since_start: bool
 
+    @property
+    def members(self) -> list[int]:
+        return [c for group in self.blueprint.groups for c in group.classes]
 
-def _shared_out(
-    blueprint: Blueprint,
-    owners: Owners,
-    worth: Array,
-    prunable: Array,
-    fraction: float,
-    over_network: float,
-    since_start: bool,
-) -> dict[str, int]:
-    """The same share of each group, and what the ranking adds."""
-    quotas = {
-        group.name: _left(owners, group.classes, (1 - over_network) * fraction, since_start)
-        for group in blueprint.groups
-    }
-    if not over_network:
+    @property
+    def inside(self) -> Array:
+        """The classes that the fraction is one of."""
+        return self.owners.free if self.since_start else self.owners.in_training
+
+    def quotas(self, over_network: float) -> dict[str, int]:
+        """The part ``over_network`` is ranked, or less.
+
+        A ranking may find all it wants in classes of few parameters, such as the units inside a
+        transformer's blocks, and leave the task the residual stream that everything passes
+        through. Where what goes holds too few parameters, less is left to the ranking.
+        """
+        if over_network in (0, 1):
+            return self._shared_out(over_network)
+        plan, members = self.blueprint.plan, self.members
+        size = {g.name: plan.elements[list(g.classes)].mean() for g in self.blueprint.groups}
+        elements = (plan.elements * (self.inside & ~self.owners.locked))[members]
+        before = float(elements[self.owners.pruned[members]].sum())
+        for part in np.linspace(over_network, 0, 9):
+            quotas = self._shared_out(part)
+            freed = before + sum(count * size[name] for name, count in quotas.items())
+            if freed >= ENOUGH * self.fraction * float(elements.sum()):
+                break
         return quotas
-    members = [c for group in blueprint.groups for c in group.classes]
-    more = _left(owners, members, fraction, since_start) - sum(quotas.values())
-    open_to_ranking = prunable.copy()
-    for group in blueprint.groups:
-        classes = np.asarray(group.classes)[prunable[list(group.classes)]]
-        order = classes[np.argsort(worth[classes], kind="stable")]
-        open_to_ranking[order[: quotas[group.name]]] = False
-    ranked = open_to_ranking.nonzero()[0]
-    lowest = np.zeros_like(prunable)
-    lowest[ranked[np.argsort(worth[ranked], kind="stable")][: max(more, 0)]] = True
-    return {
-        group.name: quotas[group.name] + int(lowest[list(group.classes)].sum())
-        for group in blueprint.groups
-    }
 
+    def _shared_out(self, over_network: float) -> dict[str, int]:
+        """The same share of each group, and what the ranking adds."""
+        groups, prunable, worth = self.blueprint.groups, self.prunable, self.worth
+        fixed = (1 - over_network) * self.fraction
+        quotas = {group.name: self._left(group.classes, fixed) for group in groups}
+        if not over_network:
+            return quotas
+        more = self._left(self.members, self.fraction) - sum(quotas.values())
+        open_to_ranking = prunable.copy()
+        for group in groups:
+            classes = np.asarray(group.classes)[prunable[list(group.classes)]]
+            order = classes[np.argsort(worth[classes], kind="stable")]
+            open_to_ranking[order[: quotas[group.name]]] = False
+        ranked = open_to_ranking.nonzero()[0]
+        lowest = np.zeros_like(prunable)
+        lowest[ranked[np.argsort(worth[ranked], kind="stable")][: max(more, 0)]] = True
+        return {
+            group.name: quotas[group.name] + int(lowest[list(group.classes)].sum())
+            for group in groups
+        }
 
-def _left(owners: Owners, classes: Sequence[int], fraction: float, since_start: bool) -> int:
-    """How many more of these make up the fraction."""
-    which = list(classes)
-    inside = owners.free if since_start else owners.in_training
-    before = int(owners.pruned[which].sum()) if since_start else 0
-    return max(math.floor(fraction * int(inside[which].sum()) + 0.5) - before, 0)
+    def _left(self, classes: Sequence[int], fraction: float) -> int:
+        """How many more of these make up the fraction."""
+        which = list(classes)
+        before = int(self.owners.pruned[which].sum()) if self.since_start else 0
+        return max(math.floor(fraction * int(self.inside[which].sum()) + 0.5) - before, 0)
 
 
 def _with_dependents(reached: Array, owners: Owners, scores: Array) -> Array:
