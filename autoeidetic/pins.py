@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from .bits import bits, same
 from .errors import EnforcementError, Place
 
 
@@ -84,11 +85,11 @@ class Where:
     def holds(self, tensor: Tensor, values: Tensor) -> bool:
         """Are these the marked elements?"""
         now = tensor if self.everything else self.take(tensor)
-        return now.dtype == values.dtype and torch.equal(now, values)
+        return same(now, values)
 
     def any(self, tensor: Tensor) -> bool:
-        """Is one of the marked elements not zero?"""
-        return bool((tensor if self.everything else self.take(tensor)).any())
+        """Has one of the marked elements a bit that zero has not?"""
+        return bool(bits(tensor if self.everything else self.take(tensor)).any())
 
     def put(self, tensor: Tensor, values: Tensor) -> None:
         """Write the marked elements in place."""
@@ -264,7 +265,7 @@ class Pins(nn.Module):
             other = state_dict.get(prefix + key)
             if other is None or mine is None:
                 errors.append(f"the state has no frozen values for {key.replace('/', '.')}")
-            elif other.shape != mine.shape or not torch.equal(other.to(mine), mine):
+            elif not same(other.to(mine), mine):
                 errors.append(
                     f"frozen values of {key.replace('/', '.')} differ from those of this network; "
                     "use autoeidetic.load to open a saved network"

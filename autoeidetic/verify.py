@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from .bits import different
 from .errors import TaskError
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def _compare(before: list[Tensor], after: list[Tensor]) -> tuple[int, int, float
     elements = changed = 0
     largest = 0.0
     for a, b in zip(before, after, strict=True):
-        differs = (a != b) & ~(a.isnan() & b.isnan())
+        differs = different(a, b)
         elements += a.numel()
         changed += int(differs.sum())
         if bool(differs.any()):
@@ -178,7 +179,7 @@ def _first_moved(net: EideticNet, kept: dict[str, Tensor], args: Any, kwargs: An
             level = net.owners.level_of(classes)
             frozen = ((level <= last) & (level >= 0)).expand(classes.shape)
             mine = frozen[:1].expand(a.shape) if a.dim() else frozen
-            if bool(((a != b) & mine.to(a.device)).any()):
+            if bool((different(a, b) & mine.to(a.device)).any()):
                 return path or type(net.backbone).__name__
     return None
 

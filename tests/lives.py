@@ -21,8 +21,6 @@ from autoeidetic.net import EideticNet
 
 CLASSES = (4, 3, 5)
 
-#: Shows or does not, by the luck of rounding.
-
 
 class Forgotten(AssertionError):  # noqa: N818
     """A bit of a finished task has moved."""
@@ -64,10 +62,15 @@ def tensors(output: Any) -> list[Tensor]:
 
 
 def same(left: list[Tensor], right: list[Tensor]) -> bool:
-    """The same bits."""
+    """The same bits, of numbers: 0 is not -0, and NaN is like nothing."""
     return len(left) == len(right) and all(
-        a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(left, right, strict=True)
+        a.dtype == b.dtype and torch.equal(a, b) and torch.equal(_bytes(a), _bytes(b))
+        for a, b in zip(left, right, strict=True)
     )
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().flatten().view(torch.uint8)
 
 
 def distance(left: list[Tensor], right: list[Tensor]) -> str:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import autoeidetic
 from autoeidetic import Epoch, Lesson, TrainConfig
+from autoeidetic.bits import different
 from autoeidetic.capacity import Share
 from autoeidetic.results import Evaluation
 
@@ -68,9 +69,8 @@ class Eidetic:
 
     def changed_logits(self) -> int:
         """How many logits of finished tasks are not, bit for bit, what they were."""
-        return sum(
-            different_bits(then, self._answer(number)) for number, then in enumerate(self.answers)
-        )
+        now = map(self._answer, range(len(self.answers)))
+        return sum(int(different(*pair).sum()) for pair in zip(self.answers, now, strict=True))
 
     def scramble_proof(self) -> bool:
         """Do all answers stay even when everything that is free is overwritten?"""
@@ -96,12 +96,3 @@ class Eidetic:
         capacity = self.net.capacity()
         self.moments.append(Moment(self.record.epochs, capacity.tasks, capacity.free))
         self.shares[len(self.rates) - 1 :] = [capacity.groups]
-
-
-def different_bits(then: Tensor, now: Tensor) -> int:
-    """How many numbers differ in a bit; unlike ``!=`` it tells 0 from -0, and NaN is itself.
-
-    >>> different_bits(torch.tensor([0.0, 1.0, torch.nan]), torch.tensor([-0.0, 1.0, torch.nan]))
-    1
-    """
-    return int((then.view(torch.int32) != now.view(torch.int32)).sum())

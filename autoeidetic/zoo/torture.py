@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
+from ..bits import different
 from ..inputs import CallInputs
 from .models import as_example, build, logits
 from .runner import Record, is_lack_of_memory, seconds_of, short
@@ -175,9 +176,7 @@ def differing(left: Tensor, right: Tensor) -> int:
     """How many elements are not the same, bit for bit."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return max(left.numel(), right.numel())
-    if torch.equal(left, right):
-        return 0
-    return max(1, int((left != right).sum()))
+    return int(different(left, right).sum())
 
 
 def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
