@@ -22,8 +22,11 @@ from .blueprint import ATTACHED, Blueprint, HeadPlan
 from .errors import DivergenceWarning, TaskError
 from .free import FreeValues
 from .inputs import CallInputs
+from .integers import whole_number
 from .layers.guard import Guard, Runtime, guard
 from .owners import Owners
+from .parts import Part, check_shapes, exchanged, parts
+from .passes import PassLock
 from .pins import Pin, Pins, Where, state, watch
 from .seal import Seal
 from .snapshot import Snapshot
@@ -75,12 +78,14 @@ class Answering(nn.Module):
         )
         self._tasks: list[Task] = []
         self._runtime = Runtime()
+        self._one_at_a_time = PassLock()
         self._spreads = initialise.spreads(model)
         self._templates = heads.templates(model, blueprint.heads)
         self.router: routing.Router | None = None
         self._snapshot: Snapshot | None = None
         self._finite: Any = None
         self._guards: dict[str, Guard] = {}
+        self._parts: list[Part] = []
         self._visible: dict[tuple[str | int, int], Tensor | None] = {}
         self._settle(freeze=True)
         # what the analysis saw: a saved network is analysed in the same types again
@@ -122,9 +127,14 @@ class Answering(nn.Module):
         Args:
             task: a task's number, or "all" for a list with the outputs of every task.
         """
-        asked = self._asked(task)
-        if not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            return self._forward(task, args, kwargs)
+        with self._one_at_a_time:
             self._before(args, kwargs)
+            return self._forward(task, args, kwargs)
+
+    def _forward(self, task: int | str | None, args: Any, kwargs: Any) -> Any:
+        asked = self._asked(task)
         if task == "all":
             return self._answer_all(asked, args, kwargs)
         return self._answer(asked[0], args, kwargs)
@@ -135,11 +145,13 @@ class Answering(nn.Module):
             raise TaskError("no task yet", remedy="call prepare_for_task(0, num_classes=...) first")
         if task is None:
             return (count - 1,)
-        if task == "all":
+        if isinstance(task, str) and task == "all":
             return tuple(self._answering(each) for each in range(count))
-        if isinstance(task, bool) or not isinstance(task, int) or not 0 <= task < count:
+        given = task
+        task = whole_number(task)
+        if task is None or not 0 <= task < count:
             raise TaskError(
-                f"task={task!r}, but there are tasks 0 to {count - 1}",
+                f"task={given!r}, but there are tasks 0 to {count - 1}",
                 remedy='pass one of them, or "all"',
             )
         return (self._answering(task),)
@@ -150,6 +162,7 @@ class Answering(nn.Module):
         return task if other is None else other
 
     def _before(self, args: Any, kwargs: Any) -> None:
+        self._follow()
         learning = self.training and torch.is_grad_enabled()
         self.pins.before_forward(learning)
         leaves = pytree.tree_leaves((args, kwargs))
@@ -290,7 +303,36 @@ class Answering(nn.Module):
         self._ddp_params_and_buffers_to_ignore = self._unused()
         watch(self.pins)
         self._install()
+        self._parts = parts(self.backbone)
         self._finite = None
+        self.pins.impose()  # last, so that what fails before has changed no value
+
+    def _follow(self) -> None:
+        """Go on with modules that were exchanged for others of their kind since the last look.
+
+        Raises:
+            EnforcementError: one was exchanged for something that the analysis has not seen, or
+                has lost a parameter.
+        """
+        if exchanged(self._parts):
+            check_shapes(enforce.slots(self.backbone, "backbone"), self.blueprint)
+            self._settle(freeze=False)
+        for home, name in self._slots.values():
+            if home.kind == "_parameters":
+                home.check(name)
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """A step in the life of tasks that is taken as a whole or, when it fails, not at all."""
+        tasks, owners, snapshot = list(self._tasks), self.owners, self._snapshot
+        made, values = dict(self.heads._modules), dict(self.pins._buffers)
+        try:
+            yield
+        except BaseException:  # also when it is interrupted
+            self._tasks, self.owners, self._snapshot = tasks, owners, snapshot
+            self.heads._modules, self.pins._buffers = made, values
+            self._settle(freeze=False)
+            raise
 
     def _own_heads(self) -> list[str]:
         """Parameters of the model's own head that a finished task keeps."""
@@ -322,7 +364,9 @@ class Answering(nn.Module):
         for head in self.blueprint.heads:
             if head.leaf is None and head.layer != ATTACHED and self._tasks:
                 found[head.holder] = Guard(head.holder, whole=self._slot(head))
-        for path in set(self._guards) | set(found):
+        paths = set(self._guards) | set(found)
+        self._guards = {**self._guards, **found}  # those there may be, if this is interrupted
+        for path in paths:
             guard(self.backbone.get_submodule(path), found.get(path))
         self._guards = found
 
@@ -357,7 +401,8 @@ class Answering(nn.Module):
         return self
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As ever, except that frozen values stay what they are."""
+        """As ever, except that frozen values stay what they are; those of others are refused."""
+        self.pins.check(args[0] if args else kwargs["state_dict"], "pins.")
         result = super().load_state_dict(*args, **kwargs)
         self.pins.impose()
         return result
@@ -374,6 +419,9 @@ class Answering(nn.Module):
 
     def _types(self) -> dict[str, torch.dtype]:
         return {name: home[leaf].dtype for name, (home, leaf) in self._slots.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_parts": []}  # classes with guards have no name to be found by
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

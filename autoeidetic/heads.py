@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from .blueprint import ATTACHED, HeadPlan
 from .errors import HeadError, Place
 from .initialise import reset
+from .integers import whole_number
 from .layers.guard import Forward, Runtime
 from .plan import Plan
 
@@ -83,13 +84,14 @@ def sizes(heads: tuple[HeadPlan, ...], num_classes: Any) -> dict[str, int]:
             )
         if number is None:
             number = head.size
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        whole = whole_number(number)
+        if whole is None or whole < 1:
             raise HeadError(
                 f"num_classes={number!r} for the output layer",
                 place=Place(module=head.layer),
                 remedy="pass a positive whole number",
             )
-        result[head.layer] = number
+        result[head.layer] = whole
     return result
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import torch
@@ -17,11 +18,15 @@ from .blueprint import HeadPlan
 from .capacity import Capacity, capacity
 from .drawable import Drawable
 from .errors import CapacityError, InputError, NonFiniteError, Place, TaskError
+from .integers import whole_number
 from .owners import FREE, Owners
 from .prune import choose
 from .score import Loss, ScoreData, class_scores, named
 from .snapshot import Snapshot
 from .verify import Verification, verify
+
+#: What is made under ``torch.inference_mode()`` could not be trained later.
+_trainable = torch.inference_mode(mode=False)
 
 
 class EideticNet(Drawable, Answering):
@@ -46,6 +51,7 @@ class EideticNet(Drawable, Answering):
 
     # -- the life of a task --------------------------------------------------------------------
 
+    @_trainable
     def prepare_for_task(
         self,
         task: int,
@@ -75,13 +81,18 @@ class EideticNet(Drawable, Answering):
         """
         if on_full not in ("raise", "reuse"):
             raise InputError(f"on_full={on_full!r} is unknown", remedy='use "raise" or "reuse"')
-        if task != len(self._tasks):
+        if name is not None and not isinstance(name, str):
+            raise InputError(f"name={name!r} is not text", remedy="pass a string, or none")
+        given, task = task, len(self._tasks)
+        if whole_number(given) != task:
             raise TaskError(
-                f"prepare_for_task({task!r}) after {len(self._tasks)} tasks",
-                remedy=f"the next task is {len(self._tasks)}",
+                f"prepare_for_task({given!r}) after {task} tasks",
+                remedy=f"the next task is {task}",
             )
+        self._follow()
         if revisit is not None:
             num_classes = self._revisited(revisit, num_classes)
+            revisit = whole_number(revisit)
         kept = self.keep_head and task == 0
         if (kept and num_classes is None) or not kept:
             sizes = heads.sizes(self.blueprint.heads, num_classes)
@@ -95,12 +106,13 @@ class EideticNet(Drawable, Answering):
             task, name or f"task {task}", sizes, finished=False, seed=seed, revisits=revisit
         )
         made = self._first_heads(opened)
-        if self.open_task is not None:
-            self.finish_task()
-        if task == 0 or self.recycle == "keep":
-            self._snapshot = Snapshot(self.free.tensors())
-        self._tasks.append(opened)
-        self._start(made)
+        with self._whole():
+            if self.open_task is not None:
+                self.finish_task()
+            if task == 0 or self.recycle == "keep":
+                self._snapshot = Snapshot(self.free.tensors())
+            self._tasks.append(opened)
+            self._start(made)
 
     def _revisited(self, task: int, num_classes: Any) -> dict[str, int]:
         """The classes of a task that is revisited."""
@@ -136,14 +148,17 @@ class EideticNet(Drawable, Answering):
             TaskError: there is no such task, or ``by`` is not a finished second go at it.
         """
         self._asked(task)
+        number, other = whole_number(task), whole_number(by)
+        assert number is not None
         if by is not None:
-            second = self._tasks[by] if 0 <= by < len(self._tasks) else None
-            if second is None or second.revisits != task or not second.finished:
+            known = other is not None and 0 <= other < len(self._tasks)
+            second = self._tasks[other] if known else None  # type: ignore[index]
+            if second is None or second.revisits != number or not second.finished:
                 raise TaskError(
-                    f"task {by} is not a finished second go at task {task}",
+                    f"task {by!r} is not a finished second go at task {task}",
                     remedy=f"train one: prepare_for_task({len(self._tasks)}, revisit={task})",
                 )
-        self._tasks[task] = replace(self._tasks[task], answered_by=by)
+        self._tasks[number] = replace(self._tasks[number], answered_by=other)
 
     def _kept_sizes(self, num_classes: Any) -> dict[str, int]:
         own = {head.layer: head.size for head in self.blueprint.heads}
@@ -215,6 +230,7 @@ class EideticNet(Drawable, Answering):
             return self.backbone.get_parameter(head.parameters[0]).detach()
         return next(p for p in self.backbone.parameters() if p.is_floating_point()).detach()
 
+    @_trainable
     def rollback(self) -> None:
         """Take the network back to the start of the open task: all its training is gone.
 
@@ -233,6 +249,7 @@ class EideticNet(Drawable, Answering):
         self.pins.impose()
         self._start(self._first_heads(self._tasks[-1]))
 
+    @_trainable
     def prune(
         self,
         fraction: float,
@@ -257,8 +274,10 @@ class EideticNet(Drawable, Answering):
             TaskError: no task is open.
         """
         self._need_open("prune()")
-        if not 0 <= fraction <= 1:
-            raise InputError(f"fraction={fraction} is not between 0 and 1", remedy="pass 0.5, say")
+        self._follow()
+        if not isinstance(fraction, Real) or not 0 <= fraction <= 1:
+            fact = f"fraction={fraction!r} is not a number between 0 and 1"
+            raise InputError(fact, remedy="pass 0.5, say")
         data = None if loader is None else ScoreData(loader, loss or default_loss)
         self._prune(fraction, by, data, since_start=since_start)
 
@@ -272,9 +291,10 @@ class EideticNet(Drawable, Answering):
             over_network=named(by).over_network,
             since_start=since_start,
         )
-        self.owners = self.owners.pruning(chosen)
-        self._level_computed_weights()
-        self._settle(freeze=False)
+        with self._whole():
+            self.owners = self.owners.pruning(chosen)
+            self._level_computed_weights()
+            self._settle(freeze=False)
 
     #: The loop of the method: see :func:`autoeidetic.training.train_task`.
     train_task = training.train_task
@@ -300,6 +320,7 @@ class EideticNet(Drawable, Answering):
                 shape = [-1] + [1] * (weight.dim() - 1)
                 weight.copy_(torch.where(hidden, mean.view(shape), weight))
 
+    @_trainable
     def finish_task(self) -> None:
         """Freeze what the open task has kept. Its outputs never change again.
 
@@ -308,13 +329,15 @@ class EideticNet(Drawable, Answering):
             NonFiniteError: a value is infinite or not a number; nothing is changed.
         """
         self._need_open("finish_task()")
+        self._follow()
         self.pins.impose()
         self._check_finite()
-        self._tasks[-1] = replace(self._tasks[-1], finished=True)
-        self.owners = self.owners.finished()
-        self._snapshot = None
-        self._settle(freeze=True)
-        self._tasks[-1] = replace(self._tasks[-1], seal=seal.take(self, len(self._tasks) - 1))
+        with self._whole():
+            self._tasks[-1] = replace(self._tasks[-1], finished=True)
+            self.owners = self.owners.finished()
+            self._snapshot = None
+            self._settle(freeze=True)
+            self._tasks[-1] = replace(self._tasks[-1], seal=seal.take(self, len(self._tasks) - 1))
 
     def seal(self) -> None:
         """Take the seals of all finished tasks anew, for :func:`autoeidetic.audit`.
@@ -466,12 +489,14 @@ class EideticNet(Drawable, Answering):
             >>> net.verify(torch.randn(5, 4)).ok
             True
         """
+        self._follow()
         return verify(self, args, kwargs, rounds=rounds, seed=seed)
 
     def save(self, path: Any) -> None:
         """Write the network to one file, all or nothing. :func:`autoeidetic.load` opens it."""
         from .checkpoint import save
 
+        self._follow()
         save(self, path)
 
 

@@ -11,7 +11,7 @@ network's parameters everything is put back without asking, for an optimizer may
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,21 @@ class Home:
     kind: str
 
     def __getitem__(self, name: str) -> Tensor:
+        self.check(name)
         return self.module.__dict__[self.kind][name]
+
+    def check(self, name: str) -> None:
+        """Raises EnforcementError when there is no such tensor any more."""
+        if self.get(name) is None:
+            raise EnforcementError(
+                f"a module of type {type(self.module).__name__} has no '{name}' any more",
+                remedy="undo what was done to it after the conversion (a parametrization, weight "
+                "norm, pruning masks); such things belong to a model before it is converted",
+            )
+
+    def get(self, name: str) -> Tensor | None:
+        tensor: Tensor | None = self.module.__dict__[self.kind].get(name)
+        return tensor
 
     def is_cache(self, name: str) -> bool:
         """Is it a buffer that the model makes by itself, perhaps of another shape each time?"""
@@ -143,8 +157,9 @@ class Pins(nn.Module):
         super().__init__()
         self._pins: tuple[Pin, ...] = ()
         self._slots: list[Slot] = []
-        self._seen: list[tuple[int, int, int]] = []
-        self._fresh = False
+        self._seen: list[_State] = []
+        self._fresh: set[int] = set()  # numbers of pins that an optimizer's step has just imposed
+        self._stepped = False  # has there been one since the last look?
         self._hooks: list[Any] = []
         self._hooked: list[tuple[int, bool]] = []
         self._covered: frozenset[str] = frozenset()
@@ -179,9 +194,9 @@ class Pins(nn.Module):
         if freeze:
             self._freeze(pins, tensors)
         self._pins, self._slots = pins, [slots[pin.name] for pin in pins]
+        self._seen, self._fresh = [], set()
         self._covered = frozenset(covered)
         self._clear_gradients()
-        self.impose()
 
     def _clear_gradients(self) -> None:
         """Hooks that keep pinned elements out of gradients."""
@@ -210,25 +225,37 @@ class Pins(nn.Module):
         """The tensors that hold pinned elements."""
         return [_tensor(slot) for slot in self._slots]
 
-    def moved(self) -> bool:
-        """Has something written to a pinned tensor, or replaced it, since the last look?"""
-        return self._seen != state(self.tensors())
-
-    @torch.no_grad()
-    def impose(self, *, surely: bool = False) -> None:
+    def impose(self) -> None:
         """Put every pinned value back.
 
         A tensor that holds its values already is not written to, for its writing would break the
-        backward pass of what was computed with it; ``surely`` something moved, so do not look.
+        backward pass of what was computed with it.
         """
+        self._impose(range(len(self._pins)))
+
+    def after_step(self, stepped: set[int]) -> None:
+        """Put back what an optimizer has just stepped, without looking: ids of its tensors.
+
+        Nothing else is written to: the step may be taken in the middle of a backward pass.
+        """
+        own = [n for n, slot in enumerate(self._slots) if id(slot[0].get(slot[1])) in stepped]
+        if own:
+            self._impose(own, surely=True)
+            self._fresh.update(own)
+            self._stepped = True
+
+    @torch.no_grad()
+    def _impose(self, numbers: Iterable[int], *, surely: bool = False) -> None:
         tensors = self.tensors()
         if _hookable(tensors) != self._hooked:
             self._clear_gradients()
-        for pin, tensor, (home, leaf) in zip(self._pins, tensors, self._slots, strict=True):
+        if not self._seen:
+            self._seen = [_NEVER] * len(tensors)
+        for number in numbers:
+            pin, tensor, (home, leaf) = self._pins[number], tensors[number], self._slots[number]
             if not home.is_cache(leaf) or tensor.shape == self.values(pin.name).shape:
                 self._impose_one(pin, tensor.detach(), surely)
-        self._seen = state(tensors)
-        self._fresh = True
+            (self._seen[number],) = state([tensor])
 
     def _impose_one(self, pin: Pin, tensor: Tensor, surely: bool) -> None:
         if pin.frozen is not None:
@@ -246,27 +273,47 @@ class Pins(nn.Module):
             pin.zeros.clear(tensor)
 
     def before_forward(self, training: bool) -> None:
-        """Put values back if they may have moved.
+        """Put values back where they may have moved.
 
-        In training that is also the case when no optimizer step was seen since the last pass:
-        a loop written by hand may write through ``.data``.
+        In training, and after a step of an optimizer, that is everywhere where the step has not
+        done it: a loop written by hand may write through ``.data``.
         """
-        moved = self.moved() or (training and not self._fresh)
-        moved = moved or (training and _hookable(self.tensors()) != self._hooked)
-        if moved:
+        look, self._stepped = training or self._stepped, False
+        now = state(self.tensors())
+        if len(now) != len(self._seen):
             self.impose()
-        if training:
-            self._fresh = False
+            return
+        numbers = [
+            number
+            for number, (then, current) in enumerate(zip(self._seen, now, strict=True))
+            if then != current or (look and number not in self._fresh)
+        ]
+        if numbers or (training and _hookable(self.tensors()) != self._hooked):
+            self._impose(numbers)
+        self._fresh = set()
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """A foreign state never replaces frozen values: it must agree with them."""
         errors: list[str] = args[-1]
+        errors.extend(self._differences(state_dict, prefix))
+
+    def check(self, state_dict: Any, prefix: str) -> None:
+        """The same before anything is loaded.
+
+        Raises:
+            RuntimeError: the state is another network's, as ``load_state_dict`` has it.
+        """
+        found = list(self._differences(state_dict, prefix))
+        if found:
+            raise RuntimeError("\n\t".join(["Nothing was loaded:", *found]))
+
+    def _differences(self, state_dict: Any, prefix: str) -> Iterator[str]:
         for key, mine in self._buffers.items():
             other = state_dict.get(prefix + key)
             if other is None or mine is None:
-                errors.append(f"the state has no frozen values for {key.replace('/', '.')}")
+                yield f"the state has no frozen values for {key.replace('/', '.')}"
             elif not same(other.to(mine), mine):
-                errors.append(
+                yield (
                     f"frozen values of {key.replace('/', '.')} differ from those of this network; "
                     "use autoeidetic.load to open a saved network"
                 )
@@ -281,7 +328,11 @@ def _hookable(tensors: list[Tensor]) -> list[tuple[int, bool]]:
     return [(id(tensor), tensor.requires_grad) for tensor in tensors]
 
 
-def state(tensors: list[Tensor]) -> list[tuple[int, int, int]]:
+_State = tuple[int, int, int]
+_NEVER: _State = (0, -1, 0)
+
+
+def state(tensors: list[Tensor]) -> list[_State]:
     """Changes when a tensor is replaced, moved or written to (but not through ``.data``)."""
     return [(id(t), 0 if t.is_inference() else t._version, t.data_ptr()) for t in tensors]
 
@@ -316,8 +367,7 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
         return
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for pins in list(_watched):
-        if any(id(tensor) in stepped for tensor in pins.tensors()):
-            pins.impose(surely=True)
+        pins.after_step(stepped)
 
 
 register_optimizer_step_post_hook(_after_step)
