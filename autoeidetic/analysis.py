@@ -13,7 +13,7 @@ from .capture import capture
 from .couple import couple
 from .dependencies import Dependencies
 from .errors import InputError, UnhandledOperatorError, UnhandledOperatorWarning
-from .inputs import call_inputs
+from .inputs import call_inputs, check_module
 from .propagate import propagate
 
 
@@ -45,16 +45,12 @@ def analyze(
         NoParametersError: no output depends on a parameter.
         UnhandledOperatorError: see ``on_unhandled``.
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"model is a {type(model).__qualname__}, not a torch.nn.Module",
-            remedy="pass the model itself, for instance timm.create_model('resnet18')",
-        )
+    check_module(model)
     if on_unhandled not in ("warn", "raise"):
         raise InputError(
             f"on_unhandled={on_unhandled!r} is unknown", remedy='use "warn" or "raise"'
         )
-    with _tags_on_cpu():
+    with torch.inference_mode(False), _tags_on_cpu():  # else operators are other ones
         captured = capture(model, call_inputs(model, example_inputs))
         propagation = propagate(captured)
         dependencies = Dependencies(couple(propagation))

@@ -43,7 +43,7 @@ def write(path: Path, description: Mapping[str, Any], tensors: Mapping[str, Tens
     Raises:
         CheckpointError: the file cannot be written; an older one is as it was.
     """
-    stored = _separate(tensors)
+    stored = separate(tensors)
     content = {"network": description, "strides": _strides(tensors)}
     text = _canonical({"format": FORMAT, "digest": _digest(content, stored), **content})
     target = Path(os.path.realpath(path))  # a link goes on pointing where it does
@@ -203,7 +203,7 @@ def _digest(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     return total.hexdigest()
 
 
-def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Contiguous tensors on the CPU; safetensors wants no two of them in one memory."""
     result: dict[str, Tensor] = {}
     taken: set[int] = set()

@@ -18,7 +18,7 @@ import copy
 import random
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,10 +33,13 @@ from .errors import AutoeideticError, CaptureError, InputError, Place
 from .graph import Capture
 from .inputs import CallInputs
 from .recorder import Recorder
+from .trees import leaves
 
 _MODULE_CALL_LOCK = threading.RLock()
 _CONTAINERS = (dict, list, set, OrderedDict)
 _LEAVES_TORCH = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__}
+_READS_LISTS = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
+_SETS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 def capture(model: nn.Module, inputs: CallInputs) -> Capture:
@@ -223,6 +226,11 @@ def _module_calls(recorder: Recorder) -> Iterator[None]:
         nn.Module.__call__ = original  # type: ignore[method-assign]
 
 
+def _in_lists(arguments: Iterable[Any]) -> list[Tensor]:
+    """Tensors inside of lists, of which the numbers are taken; one by itself is seen copied."""
+    return leaves([a for a in arguments if not isinstance(a, Tensor)], Tensor)
+
+
 class _DispatchMode(TorchDispatchMode):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -248,6 +256,11 @@ class _FunctionMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _LEAVES_TORCH:
             self.recorder.leave_torch(func, args[0])
+        if func in _READS_LISTS:
+            for tensor in _in_lists((*args, *kwargs.values())):
+                self.recorder.leave_torch(func, tensor)
+        if func == _SETS_DATA:
+            self.recorder.check_data(*args)
         whole = shapes.WHOLE.get(func)
         bound = whole(*args, **kwargs) if whole is not None else None
         if bound is None:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
+from weakref import WeakSet
 
+import torch
 from torch import nn
 
 from .analysis import analyze
 from .blueprint import ATTACHED, blueprint
-from .errors import InputError
-from .inputs import call_inputs
+from .errors import InputError, Place
+from .inputs import call_inputs, check_module
+from .layers.guard import Guarded
 from .net import EideticNet
+
+#: Models in networks. Between some tasks nothing in such a model tells that it is one.
+_backbones: WeakSet[nn.Module] = WeakSet()
 
 
 def convert(
@@ -41,12 +48,30 @@ def convert(
         >>> net.prepare_for_task(0, num_classes=10)
 
     Raises:
-        InputError: an option is unknown, or there is no output layer to keep; and whatever else
-            :func:`autoeidetic.analyze` raises.
+        InputError: an option is unknown, or there is no output layer to keep; the model is
+            converted already, cannot be copied, or has a scripted part with parameters; and
+            whatever else :func:`autoeidetic.analyze` raises.
         HeadError: the model has no output layer and no features a head could read.
     """
     if recycle not in ("reinit", "keep"):
         raise InputError(f"recycle={recycle!r} is unknown", remedy='use "reinit" or "keep"')
+    check_module(model)
+    _check_new(model)
+    _check_not_scripted(model)
+    with torch.inference_mode(False):  # tensors made in it can never be trained
+        return _converted(
+            model,
+            example_inputs,
+            inplace,
+            forward_transfer=forward_transfer,
+            keep_head=keep_head,
+            recycle=recycle,
+        )
+
+
+def _converted(
+    model: nn.Module, example_inputs: Any, inplace: bool, *, keep_head: bool, **options: Any
+) -> EideticNet:
     deps = analyze(model, example_inputs)
     plan = blueprint(model, deps)
     if keep_head and plan.heads[0].layer == ATTACHED:
@@ -54,13 +79,52 @@ def convert(
             "keep_head=True, but the model has no output layer to keep",
             remedy="leave keep_head out: every task gets a head of its own",
         )
-    if not inplace:
-        model = copy.deepcopy(model)
-    return EideticNet(
-        model,
-        plan,
-        call_inputs(model, example_inputs),
-        forward_transfer=forward_transfer,
-        keep_head=keep_head,
-        recycle=recycle,
-    )
+    if inplace:
+        _check_trainable(model)
+    else:
+        model = _copy(model)
+    inputs = call_inputs(model, example_inputs)
+    net = EideticNet(model, plan, inputs, keep_head=keep_head, **options)
+    _backbones.add(model)
+    return net
+
+
+def _check_new(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        if isinstance(module, (EideticNet, Guarded)) or module in _backbones:
+            raise InputError(
+                "the model is already converted",
+                place=Place(module=path),
+                remedy="go on with the network that convert returned, or build the model anew",
+            )
+
+
+def _check_not_scripted(model: nn.Module) -> None:
+    """A script holds its parameters itself: they cannot be pinned, nor those of a copy trained."""
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
+            raise InputError(
+                "a torch.jit script with parameters cannot be divided between tasks",
+                place=Place(module=path),
+                remedy="convert a model with the module that it was scripted from",
+            )
+
+
+def _check_trainable(model: nn.Module) -> None:
+    tensors = itertools.chain(model.named_parameters(), model.named_buffers())
+    made = [name for name, tensor in tensors if tensor.is_inference()]
+    if made:
+        raise InputError(
+            f"{made[0]} was made in torch.inference_mode, so it can never be trained",
+            remedy="build the model outside of it, or leave inplace out: a copy can be trained",
+        )
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # whatever a model's own code may raise
+        raise InputError(
+            f"the model cannot be copied: {error}",
+            remedy="pass inplace=True, which uses the model itself",
+        ) from error

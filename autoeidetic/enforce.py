@@ -6,7 +6,7 @@ the same result, after a move to another device, a copy or a load.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,7 +19,14 @@ from .errors import EnforcementError, Place
 from .layers.guard import CallCounter, Guard, Runtime
 from .layers.nested import Level, Masks, NestedHead, NestedModule
 from .layers.tables import LevelTable
-from .layers.treatments import ActiveRows, ComputedWeight, LevelNorms, RunningStatistics
+from .layers.treatments import (
+    ActiveRows,
+    ComputedWeight,
+    LevelNorms,
+    RunningStatistics,
+    Use,
+    use_of,
+)
 from .owners import LATER, Owners
 from .pins import Home, Pin, Slot, Where
 from .plan import Nested, NestedCall, Norm, ParameterPlan, Read
@@ -201,25 +208,30 @@ def _computed(
     runtime: Runtime,
     device: Callable[[str], torch.device],
 ) -> dict[str, ComputedWeight]:
-    found: dict[str, dict[tuple[int, ...], Tensor]] = defaultdict(dict)
+    found: dict[str, dict[Use, Tensor]] = defaultdict(dict)
+    counts: dict[str, Counter[Use]] = defaultdict(Counter)
     reads: dict[str, list[Read]] = defaultdict(list)
     for entry in blueprint.plan.parameters.values():
         for read in entry.reads:
-            if not read.transformed or entry.head:
+            if not read.transformed:
+                continue
+            use = use_of(read.operator, read.columns.shape)
+            counts[read.module][use] += 1
+            if entry.head:
                 continue
             hidden = owners.hidden(owners.level_of(read.rows), read.columns)
             if bool(hidden.any()):
                 # a module may be called several times, or compute several weights of one shape:
                 # a zero too many does no harm
-                shape, keep = tuple(read.columns.shape), ~hidden
-                before = found[read.module].get(shape)
-                found[read.module][shape] = keep if before is None else keep & before
+                keep, before = ~hidden, found[read.module].get(use)
+                found[read.module][use] = keep if before is None else keep & before
                 reads[read.module].append(read)
     return {
         path: ComputedWeight(
             runtime=runtime,
             path=path,
-            keep={shape: keep.to(device(path)) for shape, keep in masks.items()},
+            keep={use: keep.to(device(path)) for use, keep in masks.items()},
+            counts=dict(counts[path]),
             operators=", ".join(dict.fromkeys(read.operator for read in reads[path])),
             lines=", ".join(dict.fromkeys(read.line for read in reads[path])),
         )

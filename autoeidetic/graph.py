@@ -15,7 +15,9 @@ from .errors import Place
 class ModuleCall:
     """One call of one module: the nodes that went in and came out, in the call's own structure.
 
-    ``writes_outside`` tells that it changed a tensor in place that existed before the call.
+    ``writes_outside`` tells that it changed a tensor in place that existed before the call,
+    ``hooks_compute`` that forward hooks of the module change what goes in or comes out: what is
+    put around its ``forward`` does not enclose them.
     """
 
     path: str
@@ -24,6 +26,7 @@ class ModuleCall:
     kwargs: Any
     outputs: Any
     writes_outside: bool
+    hooks_compute: bool
 
 
 @dataclass(frozen=True)

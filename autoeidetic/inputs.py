@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,33 @@ class CallInputs:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+
+def check_module(model: Any) -> None:
+    """Is it a model?
+
+    Raises:
+        InputError: it is something else.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"model is a {type(model).__qualname__}, not a torch.nn.Module",
+            remedy="pass the model itself, for instance timm.create_model('resnet18')",
+        )
+
+
+def check_loader(loader: Any, name: str) -> None:
+    """Can batches be read from it? It is not read, for that may start processes.
+
+    Raises:
+        InputError: they cannot.
+    """
+    # the second is how Python reads what has no __iter__, such as a dataset
+    if not isinstance(loader, Iterable) and not hasattr(type(loader), "__getitem__"):
+        raise InputError(
+            f"{name} is a {type(loader).__qualname__}, which gives no batches",
+            remedy="pass a DataLoader, or a list of pairs (inputs, targets)",
+        )
 
 
 def call_inputs(model: nn.Module, example_inputs: Any = None) -> CallInputs:

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from .graph import ModuleCall, operator_name
 from .plan import Nested, NestedCall, Norm
 from .propagate import MixingSite, Propagation
+from .tags import narrow
 from .values import Value, varies
 
 ClassesOf = Callable[[fx.Node], Tensor | None]
@@ -50,7 +51,7 @@ def accepted_sites(propagation: Propagation) -> dict[int, str]:
 
 def _is_closed(call: ModuleCall, nodes: list[fx.Node], propagation: Propagation) -> bool:
     """Does everything that enters and leaves the module pass through its call?"""
-    if call.writes_outside:
+    if call.writes_outside or call.hooks_compute:
         return False
     own = set(nodes)
     entering = set(_leaves((call.args, call.kwargs)))
@@ -147,10 +148,11 @@ def _norms(
             return None
         if any(d != dim for d in (*varies(before), *varies(after))):
             return None
-        where = tuple(slice(None) if d == dim else 0 for d in range(before.dim()))
+        rest = [d for d in range(before.dim()) if d != dim]
         groups = over if isinstance(over, int) else 1
         name = operator_name(node).removeprefix("aten.")
-        norm = Norm(name, groups, before[where].clone(), after[where].clone())
+        channels = [narrow(value, rest).reshape(-1).clone() for value in (before, after)]
+        norm = Norm(name, groups, *channels)
         found[inside[-1]].append(norm)
     return tuple(tuple(norms) for norms in found.values())
 

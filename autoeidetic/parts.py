@@ -56,13 +56,13 @@ def exchanged(known: Iterable[Part]) -> bool:
             raise EnforcementError(
                 f"a {part.base.__name__} was {what} after the conversion",
                 place=Place(module=part.path),
-                remedy="put it back; change the model before it is converted, or convert it again",
+                remedy="put it back: such changes are for a model that is not converted yet",
             )
     return bool(changed)
 
 
 def _now(part: Part) -> nn.Module | None:
-    return part.home.get(part.name)
+    return part.home[part.name] if part.name in part.home else None  # noqa: SIM401
 
 
 def _alike(now: type, before: type) -> bool:

@@ -44,8 +44,8 @@ class Home:
             )
 
     def get(self, name: str) -> Tensor | None:
-        tensor: Tensor | None = self.module.__dict__[self.kind].get(name)
-        return tensor
+        held = self.module.__dict__[self.kind]  # not always a dict: a script has its own
+        return held[name] if name in held else None  # noqa: SIM401
 
     def is_cache(self, name: str) -> bool:
         """Is it a buffer that the model makes by itself, perhaps of another shape each time?"""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -66,8 +67,10 @@ def _read_schema(func: Any) -> _Schema:
     elif name.startswith("__i") and name.endswith("__"):
         written = 0
         functional = _functional_twin(func, "__" + name[3:])
-    elif any(a.kwarg_only and a.alias_info and a.alias_info.is_write for a in arguments):
+    elif any(a.kwarg_only for a in arguments if _is_written(a)):
         written = -1
+    if func.namespace != "aten" and any(map(_is_written, arguments[0 if written is None else 1 :])):
+        written = -1  # somebody's own operator, which no name explains
     return _Schema(
         written=written,
         functional=functional,
@@ -77,6 +80,10 @@ def _read_schema(func: Any) -> _Schema:
         reads_data=name in _READS_DATA,
         device_argument=any(a.name == "device" for a in arguments),
     )
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _functional_twin(func: Any, name: str) -> Any:
@@ -119,6 +126,7 @@ class Recorder:
         self.own_storages: set[int] = set()
         self.writes: dict[int, int] = {}  # storage -> how often it was written
         self.seen_writes: dict[int, int] = {}  # tensor -> how many of them its node includes
+        self.live_storages: set[int] = set()  # made by an operator that is in the graph
         self.flat: dict[int, fx.Node] = {}  # storage -> its content after the last write
         self.base: dict[int, Tensor] = dict(self.parameter_storages)  # storage -> what made it
         self.birth: dict[int, tuple[int, ...]] = {}  # storage -> module calls around its making
@@ -127,6 +135,7 @@ class Recorder:
         self.path_stack: list[str] = []
         self.calls: dict[int, ModuleCall] = {}
         self.next_call = 0
+        self.recorded = 0  # how many operators so far
         self.busy = False
 
     def _name_everything(self) -> None:
@@ -175,16 +184,20 @@ class Recorder:
     ) -> Any:
         outer, ident = self.scope, self.next_call
         self.next_call += 1
-        nodes_in = (self._structure(args), self._structure(kwargs))
+        hooks = _Hooks(self, module) if _has_hooks(module) else nullcontext()
+        nodes_in = (self.structure(args), self.structure(kwargs))
         self.scope = (*outer, ident)
         self.path_stack.append(path)
         try:
-            output = original(module, *args, **kwargs)
-            nodes_out = self._structure(output)
+            with hooks as seen:
+                output = original(module, *args, **kwargs)
+            nodes_out = self.structure(output)
         except Exception as error:
             if not hasattr(error, "_autoeidetic_place"):
                 error._autoeidetic_place = Place(path, "", _raising_line(error))  # type: ignore[attr-defined]
-            self.calls[ident] = ModuleCall(path, self.scope, *nodes_in, None, writes_outside=True)
+            self.calls[ident] = ModuleCall(
+                path, self.scope, *nodes_in, None, writes_outside=True, hooks_compute=False
+            )
             raise
         finally:
             self.scope = outer
@@ -195,17 +208,18 @@ class Recorder:
             *nodes_in,
             nodes_out,
             writes_outside=ident in self.writing_calls,
+            hooks_compute=seen is not None and seen.compute(nodes_in, nodes_out),
         )
         return output
 
-    def _structure(self, value: Any) -> Any:
+    def structure(self, value: Any) -> Any:
         """The same nesting with nodes for what tensors hold now, and None for the rest."""
         if isinstance(value, Tensor):
             return self._node(value) if id(value) in self.node_of else None
         if isinstance(value, (tuple, list)):
-            return tuple(self._structure(item) for item in value)
+            return tuple(self.structure(item) for item in value)
         if isinstance(value, dict):
-            return {key: self._structure(item) for key, item in value.items()}
+            return {key: self.structure(item) for key, item in value.items()}
         return None
 
     def finish(self, output: Any) -> Capture:
@@ -260,10 +274,22 @@ class Recorder:
         if schema.reads_data and self.way == "meta":
             raise RuntimeError(f"{func} looks at data that depends on the input or a parameter")
         output = self._compute(func, args, kwargs, whole)
+        if func is torch.ops.aten.as_strided.default:
+            args = self._from_storage(*args, **kwargs)
+            kwargs = {}
         node = self._create(func, args, kwargs)
         node.meta["read_by_python"] = schema.reads_data
         self._bind_outputs(node, output)
         return output
+
+    def _from_storage(
+        self, tensor: Tensor, size: Any, stride: Any, storage_offset: Any = None
+    ) -> Any:
+        """The arguments of ``as_strided``: it reads the storage, also beyond a view of it."""
+        if _covers_storage(tensor) or _storage(tensor) not in self.live_storages:
+            return tensor, size, stride, storage_offset
+        start = tensor.storage_offset() if storage_offset is None else storage_offset
+        return self._flat_node(tensor), size, stride, start
 
     def _without_masks(self, indices: Any) -> list[Any]:
         """Constant boolean masks as the integer indices they stand for, which have a size."""
@@ -282,6 +308,20 @@ class Recorder:
             raise RuntimeError(f"{func.__name__} of a value that depends on input or parameters")
         node = self._create(torch.ops.aten._local_scalar_dense.default, (tensor,), {})
         node.meta.update(shape=(), read_by_python=True)
+
+    def check_data(self, target: Tensor, value: Tensor) -> None:
+        """``target.data = value`` makes another tensor of it, which no operator tells.
+
+        Raises:
+            CaptureError: one of them is computed in this run.
+        """
+        named = self.parameter_names.keys() | self.buffer_names.keys()
+        if id(target) not in named and (self._is_live(target) or self._is_live(value)):
+            raise CaptureError(
+                "the data of a tensor is replaced, which cannot be followed",
+                place=self._place("data.__set__"),
+                remedy="use the value itself, or write it with copy_",
+            )
 
     def _compute(
         self, func: Any, args: Any, kwargs: dict[str, Any], whole: Callable[[], Any] | None
@@ -354,7 +394,7 @@ class Recorder:
             raise CaptureError(
                 f"{func} writes into its arguments and has no functional twin",
                 place=self._place(func),
-                remedy="use the out-of-place form of this operator",
+                remedy="use a form of it without side effects, which returns the result",
             )
         target = args[0]
         own = _storage(target) in self.own_storages
@@ -392,7 +432,11 @@ class Recorder:
         if id(tensor) in self.node_of or id(tensor) in self.parameter_names:
             return True
         storage = _storage(tensor)
-        return storage in self.writes or storage in self.parameter_storages
+        return (
+            storage in self.writes
+            or storage in self.parameter_storages
+            or storage in self.live_storages  # an alias that no operator made: nn.Parameter(x)
+        )
 
     def _node(self, tensor: Tensor) -> fx.Node:
         """The node that holds this tensor's value now."""
@@ -405,7 +449,8 @@ class Recorder:
             return known
         name = self.parameter_names.get(id(tensor))
         if name is None:
-            if _storage(tensor) in self.parameter_storages:  # a view kept as an attribute
+            storage = _storage(tensor)  # a view kept as an attribute, or an unseen alias
+            if storage in self.parameter_storages or storage in self.live_storages:
                 return self._view_of_storage(tensor)
             return self._constant_node(tensor)
         node = self._attribute(name, tensor)
@@ -449,6 +494,7 @@ class Recorder:
         node.meta["module"] = self.path_stack[-1] if self.path_stack else ""
         node.meta["line"] = _user_line()
         node.meta["scope"] = self.scope
+        self.recorded += 1
         return node
 
     def _bind_outputs(self, node: fx.Node, output: Any) -> None:
@@ -476,6 +522,7 @@ class Recorder:
             self.base[storage] = tensor
             self.birth[storage] = self.scope
             self.own_storages.add(storage)
+            self.live_storages.add(storage)
         self._rebind(tensor, node)
 
     def _rebind(self, tensor: Tensor, node: fx.Node) -> None:
@@ -545,6 +592,52 @@ class Recorder:
         return Place(self.path_stack[-1] if self.path_stack else "", str(func), _user_line())
 
 
+def _has_hooks(module: nn.Module) -> bool:
+    shared = nn.modules.module
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or shared._global_forward_hooks
+        or shared._global_forward_pre_hooks
+    )
+
+
+class _Hooks:
+    """Tells what a module's hooks do from what its ``forward`` does, for the time of one call."""
+
+    def __init__(self, recorder: Recorder, module: nn.Module) -> None:
+        self.recorder = recorder
+        self.module = module
+        self.inside = 0
+        self.border: Any = None
+
+    def __enter__(self) -> _Hooks:
+        self.start = self.recorder.recorded
+        self.own = self.module.__dict__.get("forward")
+        self.forward = self.module.forward
+        self.module.__dict__["forward"] = self._run
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.own is None:
+            del self.module.__dict__["forward"]
+        else:
+            self.module.__dict__["forward"] = self.own
+        self.total = self.recorder.recorded - self.start
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        structure, before = self.recorder.structure, self.recorder.recorded
+        nodes_in = (structure(args), structure(kwargs))
+        output = self.forward(*args, **kwargs)
+        self.border = (nodes_in, structure(output))
+        self.inside += self.recorder.recorded - before
+        return output
+
+    def compute(self, nodes_in: Any, nodes_out: Any) -> bool:
+        """Do they record operators, or put other values in place of those they are given?"""
+        return self.total != self.inside or self.border != (nodes_in, nodes_out)
+
+
 def _random_like(tensor: Tensor) -> Tensor:
     if tensor.is_floating_point():
         return torch.rand(tensor.shape, dtype=tensor.dtype)
@@ -562,7 +655,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _covers_storage(tensor: Tensor) -> bool:
-    if not tensor.is_contiguous():
+    if not tensor.is_contiguous() or not tensor.numel():  # every part of nothing covers it
         return False
     return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 

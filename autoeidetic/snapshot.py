@@ -8,23 +8,51 @@ from __future__ import annotations
 import os
 import tempfile
 import weakref
+from contextlib import suppress
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from .archive import separate
+from .errors import CheckpointError, TaskError
+
 
 class Snapshot:
-    """A dictionary of tensors on disk."""
+    """A dictionary of tensors on disk.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+    """
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
-        descriptor, self._path = tempfile.mkstemp(prefix="autoeidetic-", suffix=".safetensors")
-        os.close(descriptor)
-        self._finalizer = weakref.finalize(self, _remove, self._path)
-        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, self._path)
+        try:
+            descriptor, self._path = tempfile.mkstemp(prefix="autoeidetic-", suffix=".safetensors")
+            os.close(descriptor)
+            self._finalizer = weakref.finalize(self, _remove, self._path, os.getpid())
+            save_file(separate(tensors), self._path)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"the values at the start of the task cannot be put aside in a file: {error}",
+                remedy="make room in the directory for temporary files, or set TMPDIR to one that "
+                "has room and may be written to",
+            ) from error
 
     def load(self) -> dict[str, Tensor]:
-        return load_file(self._path)
+        """The tensors.
+
+        Raises:
+            TaskError: the file is gone, or is not what it was.
+        """
+        try:
+            return load_file(self._path)
+        except (OSError, SafetensorError) as error:
+            raise TaskError(
+                f"the values at the start of this task cannot be read any more: {error}",
+                remedy="load a network that was saved before the task, and set TMPDIR to a "
+                "directory that nobody cleans up meanwhile",
+            ) from error
 
     def __deepcopy__(self, memo: Any) -> Snapshot:
         return self  # never changes, so copies share it
@@ -33,6 +61,8 @@ class Snapshot:
         return Snapshot, (self.load(),)
 
 
-def _remove(path: str) -> None:
-    if os.path.exists(path):
-        os.remove(path)
+def _remove(path: str, maker: int) -> None:
+    """By the process that made it alone: those forked from it have this finalizer as well."""
+    if os.getpid() == maker:
+        with suppress(FileNotFoundError):
+            os.remove(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -192,8 +192,11 @@ def _multiplicity(items: Array) -> Array:
     return counts[inverse]
 
 
-def narrow(tags: Tensor, dims: Sequence[int]) -> Tensor:
-    for dim in dims:
-        if tags.shape[dim] != 1:
-            tags = tags.narrow(dim, 0, 1)
-    return tags
+def narrow(tags: Tensor, dims: Iterable[int]) -> Tensor:
+    """The tags of one position along ``dims``, in which they do not vary."""
+    over = set(dims)
+    small = core(tags)
+    for dim in over:
+        if small.shape[dim] > 1:
+            small = small.narrow(dim, 0, 1)
+    return small.expand([1 if d in over else n for d, n in enumerate(tags.shape)])

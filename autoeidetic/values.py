@@ -65,14 +65,33 @@ def constant(shape: tuple[int, ...], const: Tensor | None = None, buffer: str = 
 
 
 def core(tags: Tensor) -> Tensor:
-    """The same tags with size 1 along every dimension in which they do not vary."""
+    """The same tags with size 1 along every dimension in which they do not vary.
+
+    A value without elements (an expert that gets no tokens) still has the tags that its elements
+    would have, as long as they do not vary along the empty dimension.
+    """
     stride = tags.stride()
+    if holds_nothing(tags):
+        return ZERO.expand([1] * tags.dim())
     size = [1 if step == 0 else n for n, step in zip(tags.shape, stride, strict=True)]
     return tags.as_strided(size, stride, tags.storage_offset())
 
 
+def holds_nothing(tags: Tensor) -> bool:
+    """Is there not even one element under an empty tensor that its dimensions could repeat?"""
+    if 0 not in tags.shape:
+        return False
+    layout = list(zip(tags.shape, tags.stride(), strict=True))
+    if any(n == 0 and step != 0 for n, step in layout):
+        return True
+    last = tags.storage_offset() + sum((n - 1) * step for n, step in layout if n)
+    return int(last) >= tags.untyped_storage().nbytes() // tags.itemsize
+
+
 def compress(tags: Tensor) -> Tensor:
     """Find the dimensions in which nothing varies and give them stride 0."""
+    if holds_nothing(tags):
+        return tags
     shape = tags.shape
     small = core(tags)
     for dim in range(small.dim()):
@@ -88,12 +107,13 @@ def compress(tags: Tensor) -> Tensor:
 def is_zero(tags: Tensor) -> bool:
     if tags.numel() and tags[(0,) * tags.dim()].item():
         return False  # the usual case, without looking at the rest
-    small = core(tags)
-    return small.numel() == 1 or not bool(small.any())
+    return not bool(core(tags).any())
 
 
 def varies(tags: Tensor) -> list[int]:
     """The dimensions along which the tags are not known to be constant."""
+    if holds_nothing(tags):
+        return []
     return [
         dim
         for dim, (n, step) in enumerate(zip(tags.shape, tags.stride(), strict=True))

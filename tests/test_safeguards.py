@@ -34,14 +34,14 @@ def no_pins(patch: Patch) -> None:
 def no_frozen_values(patch: Patch) -> None:
     """Zeros are imposed, frozen values are not."""
 
-    def zeros_only(self: Pins, **_: Any) -> None:
+    def zeros_only(self: Pins, *_: Any, **__: Any) -> None:
         with torch.no_grad():
             for pin, tensor in zip(self._pins, self.tensors(), strict=True):
                 if pin.zeros is not None:
                     pin.zeros.clear(tensor.detach())
 
-    patch.setattr(Pins, "impose", zeros_only)
-    patch.setattr(Pins, "before_forward", lambda self, *_: zeros_only(self))
+    patch.setattr(Pins, "_impose", zeros_only)
+    patch.setattr(Pins, "before_forward", zeros_only)
 
 
 def no_zeros(patch: Patch) -> None:

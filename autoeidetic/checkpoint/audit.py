@@ -24,7 +24,7 @@ from ..net import EideticNet, Task
 from ..reference import Output, Reference
 from ..results.about import difference
 from ..seal import Frozen, Seal
-from .context import about, generator_untouched
+from .context import about, undisturbed
 from .example import dtype_of
 from .loading import blank, check_model, resume
 from .record import Record
@@ -81,7 +81,7 @@ def audit(path: Any, model: nn.Module | None = None, *, digest: str | None = Non
     def report(damage: str, seals: tuple[Task, ...], tasks: tuple[TaskAudit, ...] = ()) -> Audit:
         return Audit(str(path), damage, tasks, _digest(seals), _noted(noted, seals))
 
-    with about(path), generator_untouched():
+    with about(path), undisturbed():
         description, tensors, damage = archive.examine(Path(path))
         if damage is not None and description is None:
             return report(damage.fact, ())

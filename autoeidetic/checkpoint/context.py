@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,9 +11,14 @@ import torch
 from ..errors import CheckpointError
 
 
-def generator_untouched() -> AbstractContextManager[None]:
-    """Models and heads are built, on the CPU, with values that are of no importance."""
-    return torch.random.fork_rng(devices=[])
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Models and heads are built on the CPU: the caller's random numbers are not used for it.
+
+    Nor do they get tensors of the inference mode, which can never be trained.
+    """
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
+        yield
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from ..errors import AutoeideticError, CheckpointError, InputError
 from ..net import EideticNet, Task
 from ..routing import restore, to_be_found, view
 from . import rebuild
-from .context import about, generator_untouched
+from .context import about, undisturbed
 from .example import decode, dtype_of
 from .fill import FRESH, check_places, distinct, filled
 from .record import EXAMPLE, OWNERS, PRUNED, ROUTER, Record, fingerprint, versions
@@ -62,7 +62,7 @@ def load(path: Any, model: nn.Module | None = None) -> EideticNet:
             build the model; the model is not the one that was saved.
     """
     check_model(model)
-    with about(path), generator_untouched():
+    with about(path), undisturbed():
         description, tensors = archive.read(Path(path))
         record = Record.parse(description)
         net = blank(record, tensors, model)

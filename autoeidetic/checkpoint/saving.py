@@ -16,7 +16,7 @@ from .. import archive
 from ..errors import CheckpointError, Place
 from ..net import EideticNet
 from . import rebuild
-from .context import about, generator_untouched
+from .context import about, undisturbed
 from .example import encode
 from .fill import distinct
 from .record import EXAMPLE, OWNERS, PRUNED, ROUTER, Record, RouterRecord, fingerprint, versions
@@ -40,7 +40,7 @@ def save(net: EideticNet, path: Any) -> None:
     Raises:
         CheckpointError: the file cannot be written, or the network has state that no file holds.
     """
-    with about(path), generator_untouched():
+    with about(path), undisturbed():
         net.pins.impose()
         values = distinct(net._slots)
         _check_storable(net, values)

@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 from ..errors import EnforcementError, Place
 
 Forward = Callable[..., Any]
+#: Where a ``forward`` that somebody gave to the one module is kept: it would pass the guard by.
+_ASIDE = "_forward_aside"
 
 
 @dataclass
@@ -156,7 +158,8 @@ class Guarded:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         guard: Guard = self.__dict__["_guard"]
-        return guard.run(self, super().forward, args, kwargs)  # type: ignore[misc, arg-type]
+        forward = self.__dict__.get(_ASIDE, super().forward)  # type: ignore[misc]
+        return guard.run(self, forward, args, kwargs)  # type: ignore[arg-type]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _rebuild, (original_class(self),), self.__dict__.copy()  # type: ignore[arg-type]
@@ -187,6 +190,10 @@ def guard(module: nn.Module, guard: Guard | None) -> None:
         if isinstance(module, Guarded):
             module.__class__ = base
             del module.__dict__["_guard"]
+            if _ASIDE in module.__dict__:
+                module.__dict__.setdefault("forward", module.__dict__.pop(_ASIDE))
         return
     module.__dict__["_guard"] = guard
+    if "forward" in module.__dict__:
+        module.__dict__[_ASIDE] = module.__dict__.pop("forward")
     module.__class__ = _guarded_class(base)

@@ -163,7 +163,7 @@ def _restricted(module: nn.Module, level: Level) -> Iterator[None]:
             home[name] = torch.where(visible, value, torch.zeros_like(value))
         yield
     finally:
-        for holder, home, name, value, visible in before:
+        for holder, home, name, value, visible in reversed(before):  # the first is its own value
             if level.learns and home is holder._buffers:  # statistics that the run has updated
                 value.copy_(torch.where(visible, home[name], value))
             home[name] = value

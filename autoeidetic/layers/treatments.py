@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +15,21 @@ from . import levels, rows, statistics
 from .guard import CallCounter, Runtime
 
 _CONVOLUTIONS = frozenset({F.conv1d, F.conv2d, F.conv3d})
+_TRANSPOSED = frozenset({F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d})
+#: Which argument the weight is, of functions that have a place for it.
+_PLACES = {
+    **dict.fromkeys((F.linear, F.embedding, *_CONVOLUTIONS, *_TRANSPOSED), 1),
+    F.bilinear: 2,
+}
+_PLACED_OPERATORS = ("aten.linear", "aten.conv", "aten.embedding", "aten._trilinear")
+_ADDING = frozenset({torch.addmm, torch.baddbmm})  # their first argument is no factor
+#: How a computed weight is used: whether its function has a place for it, and its shape.
+Use = tuple[bool, tuple[int, ...]]
+
+
+def use_of(operator: str, shape: Sequence[int]) -> Use:
+    """The use of a weight by an operator of the graph."""
+    return operator.startswith(_PLACED_OPERATORS), tuple(shape)
 
 
 class _Treatment:
@@ -82,20 +97,22 @@ def _window(stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 
 class ComputedWeight(_Treatment):
     """Zeros on a weight that is computed from a parameter (weight standardisation).
 
-    ``keep`` are the elements that may be non-zero, by the shape of the computed weight. In the
-    run of one level nothing is zeroed: parameters of later levels are hidden.
+    ``keep`` are the elements that may be non-zero, by the use of the computed weight. In a matrix
+    product it may be any factor and is known by its shape: there must be no more operands of it
+    than ``counts``, the uses that the analysis saw. In the run of one level nothing is zeroed:
+    parameters of later levels are hidden.
     """
 
     runtime: Runtime
     path: str
-    keep: dict[tuple[int, ...], Tensor]
+    keep: dict[Use, Tensor]
+    counts: dict[Use, int]
     operators: str
     lines: str
-    matched: int = 0
+    matched: dict[Use, int] = field(default_factory=dict)
     functions: ClassVar[frozenset[Any]] = (
-        _CONVOLUTIONS
-        | {F.linear, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d, F.embedding}
-        | {F.bilinear, torch.matmul, torch.mm, torch.bmm, torch.einsum, torch.addmm, torch.baddbmm}
+        frozenset(_PLACES)
+        | {torch.matmul, torch.mm, torch.bmm, torch.einsum, torch.addmm, torch.baddbmm}
         | {Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, Tensor.mm, Tensor.bmm}
     )
 
@@ -103,39 +120,58 @@ class ComputedWeight(_Treatment):
         return self.runtime.level is None
 
     def call(self, module: nn.Module, number: int, func: Any, args: Any, kwargs: Any) -> Any:
-        operands = {**dict(enumerate(args[:3])), **kwargs}
-        fitting = {key: self._matching(value) for key, value in operands.items()}
-        found = {key: keep for key, keep in fitting.items() if keep is not None}
+        if number == 0:
+            self.matched = {}
+        placed = func in _PLACES
+        operands = _candidates(func, args, kwargs)
+        uses = {key: self._matching(value, placed) for key, value in operands.items()}
+        found = {key: use for key, use in uses.items() if use is not None}
         if not found:
             return func(*args, **kwargs)
         if len(found) > 1:
             self._refuse("two operands of a product have the shape of a computed weight")
-        (key, keep) = next(iter(found.items()))
-        self.matched += 1
-        masked = torch.where(keep, operands[key], torch.zeros_like(operands[key]))
+        key, use = next(iter(found.items()))
+        self.matched[use] = self.matched.get(use, 0) + 1
+        if not placed and self.matched[use] > self.counts[use]:
+            self._refuse("an operand of a product has the shape of a computed weight by chance")
+        weight, keep = operands[key], self.keep[use]
+        if weight.shape != keep.shape:
+            keep = keep.mT
+        masked = torch.where(keep, weight, torch.zeros_like(weight))
         if isinstance(key, int):
             return func(*args[:key], masked, *args[key + 1 :], **kwargs)
         return func(*args, **{**kwargs, key: masked})
 
-    def _matching(self, weight: Any) -> Tensor | None:
+    def _matching(self, weight: Any, placed: bool) -> Use | None:
         if not isinstance(weight, Tensor) or isinstance(weight, nn.Parameter):
             return None
         shape = tuple(weight.shape)
-        if shape not in self.keep and len(shape) == 2 and shape[::-1] in self.keep:
-            return self.keep[shape[::-1]].mT
-        return self.keep.get(shape)
+        shapes = (shape, shape[::-1]) if len(shape) == 2 else (shape,)
+        use = next((use for use in ((placed, s) for s in shapes) if use in self.counts), None)
+        return use if use in self.keep else None
 
     def finish(self, module: nn.Module, calls: int) -> None:
-        matched, self.matched = self.matched, 0
-        if matched < len(self.keep):
+        if not calls or any(use not in self.matched for use in self.keep):
             self._refuse("a computed weight was not used by a function that can be given zeros")
 
     def _refuse(self, fact: str) -> None:
         raise EnforcementError(
             fact,
             place=Place(self.path, self.operators, self.lines),
-            remedy="use it in F.linear, F.conv or a matrix product inside this module",
+            remedy="use it in F.linear or F.conv inside this module, or in a matrix product in "
+            "which nothing else has its shape",
         )
+
+
+def _candidates(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[int | str, Any]:
+    """The arguments that may be a computed weight, by position or name."""
+    operands: dict[int | str, Any] = dict(enumerate(args[:3]))
+    operands.update(kwargs)
+    if func in _PLACES:
+        return {key: value for key, value in operands.items() if key in (_PLACES[func], "weight")}
+    if func in _ADDING:
+        return {key: value for key, value in operands.items() if key not in (0, "input")}
+    return operands
 
 
 @dataclass

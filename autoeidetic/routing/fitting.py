@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 from .. import parallel
 from ..batches import divided, length, to_device
 from ..errors import InputError, NonFiniteError, TaskError
+from ..inputs import check_loader
 from .base import Examples, Router, Settings, make
 from .features import View, looking, observe, to_be_found, view
 
@@ -69,6 +70,8 @@ def _check(
         raise InputError(
             f"{len(loaders)} loaders for {len(finished)} finished tasks ({names})", remedy=one_each
         )
+    for number, loader in enumerate(loaders):
+        check_loader(loader, f"loaders[{number}]")
 
 
 @contextmanager

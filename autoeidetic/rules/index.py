@@ -38,9 +38,16 @@ def index(algebra: Algebra, x: Value, indices: list[Value | None]) -> Value:
         return algebra.result(algebra.mix_everything([x, *indices]))
     dims = _indexed_dims(indices, masks)
     mixed = _spread(algebra, algebra.reduce(x, dims, keepdim=True), x.shape)
-    anywhere = [None if i is None else torch.zeros(i.shape, dtype=torch.int64) for i in indices]
-    moved = algebra.move(mixed, lambda t: torch.ops.aten.index.Tensor(t, anywhere))
+    anywhere = [None if i is None else _first_everywhere(i.shape) for i in indices]
+    moved = algebra.move(
+        mixed, lambda t: torch.ops.aten.index.Tensor(t, anywhere).expand(algebra.shape)
+    )
     return _require(algebra, moved, _unknown_units(algebra, indices))
+
+
+def _first_everywhere(shape: tuple[int, ...]) -> Tensor:
+    """An index of the first position; at least one, for with other inputs there may be some."""
+    return torch.zeros([n or 1 for n in shape], dtype=torch.int64)
 
 
 def _masks(algebra: Algebra) -> list[bool]:

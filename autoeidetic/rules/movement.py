@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from ..algebra import Algebra
 from ..recorder import storage_write
-from ..values import Value, compress, core, varies
+from ..tags import narrow
+from ..values import ZERO, Value, compress, core, varies
 from .registry import aten, rule
 
 _SAME_OPERATOR = """
@@ -27,7 +29,22 @@ _SPLITS = "split split_with_sizes unsafe_split unsafe_split_with_sizes unbind"
 def same_operator(algebra: Algebra, x: Value, *args: Any, **kwargs: Any) -> Value:
     operator = algebra.node.target
     shapes = [_like(a) if isinstance(a, Value) else a for a in args]
-    return algebra.move(x, lambda t: operator(t, *shapes, **kwargs))  # type: ignore[operator]
+    return _move(algebra, x, lambda t: operator(t, *shapes, **kwargs))  # type: ignore[operator]
+
+
+def _move(algebra: Algebra, x: Value, function: Callable[[Tensor], Tensor]) -> Value:
+    """Move tags; those of an empty value as if there were one position where it has none.
+
+    What an expert without tokens would compute from them must not get lost.
+    """
+    if 0 not in x.shape or x.tags is None:
+        return algebra.move(x, function)
+    shape = function(ZERO.expand(x.shape)).shape
+    filled = narrow(x.tags, [d for d, n in enumerate(x.shape) if n == 0])
+    try:
+        return algebra.result(compress(function(filled).expand(shape)), shape)
+    except RuntimeError:  # its arguments fit nothing but the empty value
+        return algebra.result(algebra.mix_everything([x]), shape)
 
 
 @rule(*aten("im2col"))
@@ -61,7 +78,8 @@ def reshape(algebra: Algebra, x: Value, *_: Any) -> Value:
     shape = algebra.shape
     if math.prod(shape) != math.prod(x.shape):  # a view as another dtype
         return algebra.result(algebra.tags(algebra.reduce(x, [-1], keepdim=True)))
-    return algebra.move(x, lambda t: t.reshape(shape))
+    filled = [n or 1 for n in shape]
+    return _move(algebra, x, lambda t: t.reshape(filled if t.numel() else shape))
 
 
 @rule(*aten(_SPLITS))
@@ -69,7 +87,7 @@ def split(algebra: Algebra, x: Value, *args: Any, **kwargs: Any) -> list[Value]:
     operator: Any = algebra.node.target
     count = len(operator(torch.empty(x.shape, device="meta"), *args, **kwargs))
     return [
-        algebra.move(x, lambda t, i=i: operator(t, *args, **kwargs)[i])  # type: ignore[misc]
+        _move(algebra, x, lambda t, i=i: operator(t, *args, **kwargs)[i])  # type: ignore[misc]
         for i in range(count)
     ]
 
@@ -81,22 +99,22 @@ def pad(algebra: Algebra, x: Value, padding: list[int], *args: Any, **kwargs: An
     rank = tags.dim()
     padded = {rank - 1 - i // 2 for i, n in enumerate(padding) if n}
     if not padded & set(varies(tags)):  # a constant and a unit side by side: the unit covers both
-        return Value(algebra.shape, _narrowed(tags, padded).expand(algebra.shape))
+        return Value(algebra.shape, narrow(tags, padded).expand(algebra.shape))
     return algebra.result(compress(torch.nn.functional.pad(tags, padding)))
-
-
-def _narrowed(tags: Tensor, dims: set[int]) -> Tensor:
-    for dim in dims:
-        tags = tags.narrow(dim, 0, 1)
-    return tags
 
 
 @rule(*aten("cat"))
 def cat(algebra: Algebra, values: list[Value], dim: int = 0) -> Value:
     rank = len(algebra.shape)
-    values = [v for v in values if 0 not in v.shape]
     dim = dim % rank
-    return _side_by_side(algebra, values, dim)
+    values = [v for v in values if len(v.shape) == rank]  # one without a shape adds nothing
+    filled = [v for v in values if v.shape[dim]]
+    result = _side_by_side(algebra, filled, dim) if filled else algebra.constant()
+    for value in values:
+        if not value.shape[dim]:  # with other inputs its elements stand where others do now
+            side = narrow(algebra.tags(value), {dim})
+            result = algebra.result(algebra.combine(algebra.tags(result), side))
+    return result
 
 
 @rule(*aten("stack"))
@@ -112,7 +130,7 @@ def _side_by_side(algebra: Algebra, values: list[Value], dim: int) -> Value:
     known = [v for v in values if v.tags is not None and v.parameter is None]
     neighbour = next((v for v in known if not v.is_constant and dim not in varies(v.tags)), None)  # type: ignore[arg-type]
     if neighbour is not None:
-        side = _narrowed(algebra.tags(neighbour), {dim})
+        side = narrow(algebra.tags(neighbour), {dim})
         for value in values:
             if value.tags is None:
                 algebra.pointwise(
@@ -120,9 +138,9 @@ def _side_by_side(algebra: Algebra, values: list[Value], dim: int) -> Value:
                 )
     tags = [algebra.tags(v) for v in values]
     moving = {d for t in tags for d in varies(t)}
-    compact = [_narrowed(t, set(range(t.dim())) - moving - {dim}) for t in tags]
+    compact = [narrow(t, set(range(t.dim())) - moving - {dim}) for t in tags]
     if dim not in moving and all(torch.equal(core(t), core(compact[0])) for t in compact[1:]):
-        return algebra.result(_narrowed(compact[0], {dim}))
+        return algebra.result(narrow(compact[0], {dim}))
     return algebra.result(compress(torch.cat(compact, dim)))
 
 

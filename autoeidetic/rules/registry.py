@@ -8,13 +8,15 @@ result (a list of them for several results).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
 
 from ..algebra import Algebra
 from ..errors import RuleError
-from ..values import ZERO, Value
+from ..trees import leaves
+from ..values import ZERO, Value, holds_nothing
 
 Rule = Callable[..., Any]
 _RULES: dict[Any, Rule] = {}
@@ -54,11 +56,38 @@ def rule(*targets: Any) -> Callable[[Rule], Rule]:
             )
 
     def register(function: Rule) -> Rule:
+        kept = _also_for_nothing(function)
         for target in targets:
-            _RULES[target] = function
-        return function
+            _RULES[target] = kept
+        return kept
 
     return register
+
+
+def _also_for_nothing(function: Rule) -> Rule:
+    """The same rule, which does not lose the units of values that have no elements.
+
+    With other inputs they have some: the tokens of an expert, say. An operator that is run on
+    tags has nothing to put them in, so what comes out may depend on all that went in.
+    """
+
+    @wraps(function)
+    def kept(algebra: Algebra, *args: Any, **kwargs: Any) -> Any:
+        result = function(algebra, *args, **kwargs)
+        parts = result if isinstance(result, list) else [result]
+        lost = [
+            isinstance(p, Value) and p.tags is not None and holds_nothing(p.tags) for p in parts
+        ]
+        if not any(lost):
+            return result
+        tags = algebra.mix_everything(leaves((args, kwargs), Value))
+        parts = [
+            Value(part.shape, tags.expand(part.shape)) if gone else part
+            for part, gone in zip(parts, lost, strict=True)
+        ]
+        return parts if isinstance(result, list) else parts[0]
+
+    return kept
 
 
 def find_rule(target: Any) -> Rule | None:

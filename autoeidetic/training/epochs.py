@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from .. import parallel
 from ..batches import call, length, split, to_device
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 TRAIN = "train"
 #: (network, batch) -> (loss, output, target): what one step computes.
 StepFunction = Callable[[nn.Module, Any], tuple[Tensor, Any, Any]]
+
+
+class EmptyBatchError(InputError):
+    """A batch has no samples, and therefore no loss."""
 
 
 @dataclass
@@ -52,7 +57,7 @@ class Passes:
 
         Raises:
             NonFiniteError: the loss is infinite or NaN.
-            InputError: the loader is empty.
+            InputError: the loader is empty, or gives a batch that is.
         """
         self.net.train()
         self._new_order(epoch)
@@ -77,11 +82,7 @@ class Passes:
             loss, output, target = self.step_function(self.model, batch)
         bad = ~torch.isfinite(loss.detach())
         if bool(parallel.total(bad.long())):  # in any of the processes, so that all stop
-            raise NonFiniteError(
-                f"the loss is infinite or NaN at batch {number} of a {phase} epoch of task "
-                f"{self.net.open_task}",
-                remedy="train with a lower learning rate, or pass clip=1.0",
-            )
+            raise self._no_loss(batch, f"batch {number} of a {phase} epoch")
         self.scaler.scale(loss).backward()
         if self.clip is not None:
             self.scaler.unscale_(self.optimizer)
@@ -91,6 +92,18 @@ class Passes:
         with torch.no_grad():
             self.metric.update(output, target)
         return loss.detach().double()
+
+    def _no_loss(self, batch: Any, where: str) -> NonFiniteError | EmptyBatchError:
+        task = self.net.open_task
+        if _is_empty(batch):
+            return EmptyBatchError(
+                f"{where} of task {task} is empty, so it has no loss",
+                remedy="let the loader give batches that have samples",
+            )
+        return NonFiniteError(
+            f"the loss is infinite or NaN at {where} of task {task}",
+            remedy="train with a lower learning rate, or pass clip=1.0",
+        )
 
     def _new_order(self, epoch: int) -> None:
         """A sampler that divides the data between processes is told the epoch."""
@@ -147,6 +160,11 @@ class Passes:
             return nullcontext()
         device = next(self.net.parameters()).device
         return torch.autocast(device.type, dtype=getattr(torch, self.autocast))
+
+
+def _is_empty(batch: Any) -> bool:
+    tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+    return bool(tensors) and not any(tensor.numel() for tensor in tensors)
 
 
 def step_with(loss: Callable[[Any, Any], Tensor]) -> StepFunction:

@@ -21,10 +21,11 @@ from .. import parallel
 from ..batches import criterion, divided
 from ..capacity import free_share
 from ..errors import CheckpointError, InputError, NonFiniteError, TaskError
+from ..inputs import check_loader
 from ..results.metric import accumulator
 from . import state
 from .config import TrainConfig
-from .epochs import TRAIN, Passes, StepFunction, step_with
+from .epochs import TRAIN, EmptyBatchError, Passes, StepFunction, step_with
 from .history import Epoch, TaskHistory
 from .progress import bar
 from .store import BEFORE, NOW, Directory, Memory
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ..net import EideticNet
 
 PRUNE, RECOVER, SETTLE, DONE = "prune", "recover", "settle", "done"
+Undone = NonFiniteError | EmptyBatchError
 
 
 @dataclass
@@ -86,7 +88,8 @@ def train_task(
 
     Args:
         loader: batches (inputs, targets); inputs are a tensor, a tuple or a dict.
-        optimizer: of ``net.parameters()``; by default AdamW with a rate of 0.001.
+        optimizer: of ``net.parameters()``, made after ``prepare_for_task``; by default AdamW with
+            a rate of 0.001.
         loss: of (output, target); by default cross entropy, or binary cross entropy for
             targets that are real numbers.
         metric: what counts as accuracy, higher is better: a function of (output, target) or
@@ -119,6 +122,8 @@ def train_task(
 
     Raises:
         TaskError: no task is open.
+        InputError: the loader gives no batches, or empty ones; the optimizer does not have the
+            parameters of the task's head.
         NonFiniteError: the loss or a value became infinite or NaN; the network is back where
             it was after the last good epoch.
         CheckpointError: the directory cannot be written to, or is of another network.
@@ -131,6 +136,9 @@ def train_task(
     if scheduler_every not in ("epoch", "batch"):
         raise InputError(f"scheduler_every={scheduler_every!r}", remedy='use "epoch" or "batch"')
     config = (config or TrainConfig()).with_(**settings)
+    check_loader(loader, "loader")
+    if optimizer is not None:
+        _check_optimizer(net, optimizer)
     parallel.start()
     store = Memory() if checkpoint is None else Directory(checkpoint, net.open_task)
     if optimizer is None:
@@ -157,6 +165,34 @@ def train_task(
 def default_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """AdamW with a rate of 0.001."""
     return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+def _check_optimizer(net: EideticNet, optimizer: Any) -> None:
+    """One from before the task does not know its head: it would not learn, and nobody would see."""
+    if not hasattr(optimizer, "param_groups"):  # a class, or a function that makes one
+        raise InputError(
+            f"optimizer is {optimizer!r:.80}, not a torch.optim.Optimizer",
+            remedy="pass one, for instance torch.optim.AdamW(net.parameters(), lr=0.001)",
+        )
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for name, parameter in _head_parameters(net).items():
+        if parameter.requires_grad and id(parameter) not in held:
+            raise InputError(
+                f"the optimizer does not have {name}, a parameter of the head of task "
+                f"{net.open_task}, which would not learn",
+                remedy="make the optimizer after prepare_for_task, from net.parameters(), or add "
+                "the parameter with optimizer.add_param_group; one that is not to be trained is "
+                "left out with requires_grad_(False)",
+            )
+
+
+def _head_parameters(net: EideticNet) -> dict[str, nn.Parameter]:
+    """Of the open task, by their names in the network."""
+    if net.keep_head and net.open_task == 0:
+        names = [name for head in net.blueprint.heads for name in head.parameters]
+        return {f"backbone.{name}": net.backbone.get_parameter(name) for name in names}
+    own = f"heads.{net.open_task}"
+    return dict(net.heads[str(net.open_task)].named_parameters(prefix=own))
 
 
 def _distributed(net: EideticNet) -> nn.Module:
@@ -197,7 +233,7 @@ class Loop:
         while self.progress.phase != DONE:
             try:
                 self.advance()
-            except NonFiniteError as error:
+            except (NonFiniteError, EmptyBatchError) as error:
                 raise self._undone(error) from error
             self.store.put(NOW, self.state())
         self.store.drop(BEFORE)
@@ -383,11 +419,11 @@ class Loop:
             rates = zip(self.scheduler.base_lrs, factors, strict=True)
             self.scheduler.base_lrs = [rate * factor for rate, factor in rates]
 
-    def _undone(self, error: NonFiniteError) -> NonFiniteError:
+    def _undone(self, error: Undone) -> Undone:
         """Back to the last good state."""
         epochs = len(self.progress.epochs)
         self.restore(self.store.get(NOW))
-        return NonFiniteError(
+        return type(error)(
             f"{error.fact}; the network is back where it was after {epochs} epochs",
             place=error.place,
             remedy=error.remedy,
