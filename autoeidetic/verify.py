@@ -174,8 +174,8 @@ def _first_moved(net: EideticNet, kept: dict[str, Tensor], args: Any, kwargs: An
     last = max(task.index for task in net.tasks if task.finished)
     for path, values in before.items():
         for a, b, classes in zip(values, scrambled[path], net.blueprint.modules[path], strict=True):
-            if classes is None or a.shape[1:] != classes.shape[1:]:
-                continue
+            if classes is None or a.shape[1:] != classes.shape[1:] or 0 in classes.shape:
+                continue  # other shapes than those that were analysed: one layer less to name
             level = net.owners.level_of(classes)
             frozen = ((level <= last) & (level >= 0)).expand(classes.shape)
             mine = frozen[:1].expand(a.shape) if a.dim() else frozen

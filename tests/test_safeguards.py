@@ -27,7 +27,7 @@ Patch = pytest.MonkeyPatch
 
 
 def no_pins(patch: Patch) -> None:
-    patch.setattr(Pins, "impose", lambda self, **_: None)
+    patch.setattr(Pins, "_impose", lambda self, *_, **__: None)
     patch.setattr(Pins, "before_forward", lambda self, *_: None)
 
 

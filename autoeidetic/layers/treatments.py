@@ -135,7 +135,7 @@ class ComputedWeight(_Treatment):
         if not placed and self.matched[use] > self.counts[use]:
             self._refuse("an operand of a product has the shape of a computed weight by chance")
         weight, keep = operands[key], self.keep[use]
-        if weight.shape != keep.shape:
+        if tuple(weight.shape) != use[1]:  # not the mask's own shape: it is 1 where nothing varies
             keep = keep.mT
         masked = torch.where(keep, weight, torch.zeros_like(weight))
         if isinstance(key, int):
