@@ -51,7 +51,9 @@ def _zoo(name: str, options: str) -> Callable[[Record], Iterator[Row]]:
         if any("verify" in model for model in models):
             same = sum(map(verified, models))
             what = f"{name}: three tasks with hostile optimizers, no bit of a finished task moved"
-            yield Row(what, f"{same} of {len(models)} models", command)
+            large = sum("skipped" in model.get("verify", ()) for model in models)
+            rest = f" (the other {large} are too large for this machine)" if large else ""
+            yield Row(what, f"{same} of {len(models)} models{rest}", command)
         else:
             share = sum(map(analysed, models)) / len(models)
             yield Row(f"{name}: analysed", f"{share:.1%} of {len(models):,} models", command)
