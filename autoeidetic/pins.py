@@ -279,7 +279,8 @@ class Pins(nn.Module):
         done it: a loop written by hand may write through ``.data``.
         """
         look, self._stepped = training or self._stepped, False
-        now = state(self.tensors())
+        tensors = self.tensors()
+        now = state(tensors)
         if len(now) != len(self._seen):
             self.impose()
             return
@@ -288,7 +289,7 @@ class Pins(nn.Module):
             for number, (then, current) in enumerate(zip(self._seen, now, strict=True))
             if then != current or (look and number not in self._fresh)
         ]
-        if numbers or (training and _hookable(self.tensors()) != self._hooked):
+        if numbers or (training and _hookable(tensors) != self._hooked):
             self._impose(numbers)
         self._fresh = set()
 
