@@ -394,10 +394,14 @@ class Answering(nn.Module):
         return slot
 
     def train(self: Self, mode: bool = True) -> Self:
-        """As ever; a change of mode is an occasion to put pinned values back."""
-        if mode != self.training:
-            self.pins.impose()
+        """As ever; a change of mode is an occasion to put pinned values back.
+
+        Afterwards, for a model may write weights when it changes its mode.
+        """
+        changes = mode != self.training
         super().train(mode)
+        if changes:
+            self.pins.impose()
         return self
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:

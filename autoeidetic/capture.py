@@ -15,14 +15,12 @@ recorded but never carried out.
 from __future__ import annotations
 
 import copy
-import random
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -30,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import shapes
 from .errors import AutoeideticError, CaptureError, InputError, Place
+from .generators import untouched_generators
 from .graph import Capture
 from .inputs import CallInputs
 from .recorder import Recorder
@@ -145,33 +144,19 @@ def preserved(model: nn.Module) -> Iterator[None]:
     """
     states = [(module, _snapshot(module)) for module in model.modules()]
     modes = [(module, module.training) for module, _ in states]
-    generators = _generator_states()
     fast_path = torch.backends.mha.get_fastpath_enabled()
-    try:
-        torch.backends.mha.set_fastpath_enabled(False)
-        for module, _ in modes:
-            _set_mode(module, False)
-        yield
-    finally:
-        for module, mode in modes:
-            _set_mode(module, mode)
-        for module, state in states:
-            _restore(module, state)
-        torch.backends.mha.set_fastpath_enabled(fast_path)
-        for restore, generator in generators:
-            restore(generator)
-
-
-def _generator_states() -> list[tuple[Callable[[Any], None], Any]]:
-    """The states of the random number generators a forward may use, and how to put them back."""
-    states: list[tuple[Callable[[Any], None], Any]] = [
-        (torch.set_rng_state, torch.get_rng_state()),
-        (random.setstate, random.getstate()),
-        (np.random.set_state, np.random.get_state()),
-    ]
-    if torch.cuda.is_initialized():
-        states.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
-    return states
+    with untouched_generators():
+        try:
+            torch.backends.mha.set_fastpath_enabled(False)
+            for module, _ in modes:
+                _set_mode(module, False)
+            yield
+        finally:
+            for module, mode in modes:
+                _set_mode(module, mode)
+            for module, state in states:
+                _restore(module, state)
+            torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
 def _snapshot(module: nn.Module) -> dict[str, tuple[Any, Any]]:

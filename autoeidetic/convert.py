@@ -10,6 +10,7 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
+from . import rehearse as rehearsal
 from .analysis import analyze
 from .blueprint import ATTACHED, blueprint
 from .errors import InputError, Place
@@ -29,6 +30,7 @@ def convert(
     forward_transfer: bool = True,
     keep_head: bool = False,
     recycle: str = "reinit",
+    rehearse: bool = True,
 ) -> EideticNet:
     """Make a network that learns tasks one after another and cannot forget.
 
@@ -41,6 +43,9 @@ def convert(
         keep_head: the model's own output layer is the head of task 0.
         recycle: what a new task finds in free units: "reinit", fresh values; "keep", what they
             held, which suits a pretrained model.
+        rehearse: go through two tasks on a copy, with random values, and see that no bit of the
+            first one's answers moves. It takes a few passes with the example inputs, and memory
+            for the copy.
 
     Example:
         >>> import timm, autoeidetic
@@ -51,6 +56,8 @@ def convert(
         InputError: an option is unknown, or there is no output layer to keep; the model is
             converted already, cannot be copied, or has a scripted part with parameters; and
             whatever else :func:`autoeidetic.analyze` raises.
+        EnforcementError: in the rehearsal a finished task moved: the model does something that
+            its analysis did not see.
         HeadError: the model has no output layer and no features a head could read.
     """
     if recycle not in ("reinit", "keep"):
@@ -59,7 +66,7 @@ def convert(
     _check_new(model)
     _check_not_scripted(model)
     with torch.inference_mode(False):  # tensors made in it can never be trained
-        return _converted(
+        net = _converted(
             model,
             example_inputs,
             inplace,
@@ -67,6 +74,10 @@ def convert(
             keep_head=keep_head,
             recycle=recycle,
         )
+        if rehearse:
+            rehearsal.rehearse(net)
+        _backbones.add(net.backbone)
+        return net
 
 
 def _converted(
@@ -84,9 +95,7 @@ def _converted(
     else:
         model = _copy(model)
     inputs = call_inputs(model, example_inputs)
-    net = EideticNet(model, plan, inputs, keep_head=keep_head, **options)
-    _backbones.add(model)
-    return net
+    return EideticNet(model, plan, inputs, keep_head=keep_head, **options)
 
 
 def _check_new(model: nn.Module) -> None:

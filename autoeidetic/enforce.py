@@ -61,7 +61,7 @@ def backbone_pins(blueprint: Blueprint, owners: Owners, own_heads: Iterable[str]
             continue
         frozen = Where.of(owners.owned(entry.owner))
         zeros = owners.zeros(name)
-        hidden = None if zeros is None else Where.of(zeros & ~owners.owned(entry.owner))
+        hidden = None if zeros is None else Where.of(zeros)
         if frozen is not None or hidden is not None:
             result.append(Pin(name, frozen, hidden))
     for name, classes in blueprint.plan.buffers.items():

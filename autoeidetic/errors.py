@@ -108,5 +108,9 @@ class DivergenceWarning(UserWarning):
     """Free values are infinite or not a number; finished tasks are answered without them."""
 
 
+class RehearsalWarning(UserWarning):
+    """A conversion could not be rehearsed: what its analysis cannot see would not be noticed."""
+
+
 class UnhandledOperatorWarning(UserWarning):
     """An operator has no rule: everything it reads was mixed, which is sound but locks it."""

@@ -181,13 +181,13 @@ class EideticNet(Drawable, Answering):
                 'start from a wider model, or pass on_full="reuse" to build on what is there',
             )
 
-    def _start(self, made: nn.ModuleDict) -> None:
-        """Free values as they are at the start of the newest task, and its heads."""
+    def _start(self, made: nn.ModuleDict, *, fresh: bool = True) -> None:
+        """The newest task with its heads, free values as they are at its start (or as they are)."""
         task = self._tasks[-1]
         self.owners = self.owners.opened(task.index)
         if self._snapshot is not None:
             self.free.restore(self._snapshot.load())
-        else:
+        elif fresh:
             with _seeded(task.seed + 1):
                 self.free.renew(self._spreads)
         self.heads[str(task.index)] = made
@@ -291,6 +291,10 @@ class EideticNet(Drawable, Answering):
             over_network=named(by).over_network,
             since_start=since_start,
         )
+        self._give_up(chosen)
+
+    def _give_up(self, chosen: Any) -> None:
+        """Take classes (a boolean vector) out of the open task."""
         with self._whole():
             self.owners = self.owners.pruning(chosen)
             self._level_computed_weights()
@@ -333,11 +337,15 @@ class EideticNet(Drawable, Answering):
         self.pins.impose()
         self._check_finite()
         with self._whole():
-            self._tasks[-1] = replace(self._tasks[-1], finished=True)
-            self.owners = self.owners.finished()
-            self._snapshot = None
-            self._settle(freeze=True)
+            self._freeze()
             self._tasks[-1] = replace(self._tasks[-1], seal=seal.take(self, len(self._tasks) - 1))
+
+    def _freeze(self) -> None:
+        """What the open task has kept is its own from here on."""
+        self._tasks[-1] = replace(self._tasks[-1], finished=True)
+        self.owners = self.owners.finished()
+        self._snapshot = None
+        self._settle(freeze=True)
 
     def seal(self) -> None:
         """Take the seals of all finished tasks anew, for :func:`autoeidetic.audit`.

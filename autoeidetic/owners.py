@@ -151,16 +151,28 @@ class Owners:
         return (read != rows) & (read != ALWAYS)
 
     def zeros(self, name: str) -> Tensor | None:
-        """Which elements of a parameter must be zero; None when none must."""
+        """Which elements of a parameter must be zero; None when none must.
+
+        Those of finished tasks are left out: their zeros are frozen values like any other.
+        """
         entry = self.plan.parameters[name]
+        rows, free = self.level_of(entry.owner), ~self.owned(entry.owner)
         result: Tensor | None = None
         for read in entry.reads:
-            if read.transformed:
+            if read.transformed or not self._may_hide(rows[free], read.columns):
                 continue
-            hidden = self.hidden(self.level_of(entry.owner), read.columns)
+            hidden = self.hidden(rows, read.columns) & free
             if bool(hidden.any()):
                 result = hidden if result is None else result | hidden
         return result
+
+    def _may_hide(self, rows: Tensor, columns: Tensor) -> bool:
+        """Without looking at every pair, of which a large layer has millions."""
+        if not rows.numel():
+            return False
+        return not self.forward_transfer or bool(
+            self._read_levels[core(columns)].max() > rows.min()
+        )
 
     def owned(self, classes: Tensor) -> Tensor:
         """Which elements of a tensor of classes belong to a finished task (sizes 1 kept)."""

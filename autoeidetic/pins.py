@@ -103,6 +103,8 @@ class Where:
 
     def any(self, tensor: Tensor) -> bool:
         """Has one of the marked elements a bit that zero has not?"""
+        if self.mask is not None and not tensor.is_complex():
+            return bool(((bits(tensor) != 0) & self.mask).any())
         return bool(bits(tensor if self.everything else self.take(tensor)).any())
 
     def put(self, tensor: Tensor, values: Tensor) -> None:

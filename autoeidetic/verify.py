@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -79,15 +80,14 @@ def verify(net: EideticNet, args: Any, kwargs: Any, *, rounds: int, seed: int) -
     net.pins.impose()
     generator = torch.Generator().manual_seed(seed)
     moved = None
-    with _as_it_was(net), torch.no_grad():
+    with _as_it_was(net) as kept, torch.no_grad():
         net.eval()
-        before = [_outputs(net, task.index, args, kwargs) for task in finished]
-        worst = [_compare(outputs, outputs) for outputs in before]
+        before = [outputs(net, task.index, args, kwargs) for task in finished]
+        worst = [compare(answer, answer) for answer in before]
         for _ in range(rounds):
-            kept = _copy(net)
-            _scramble(net, generator)
-            after = [_outputs(net, task.index, args, kwargs) for task in finished]
-            found = [_compare(a, b) for a, b in zip(before, after, strict=True)]
+            scramble(net, generator)
+            after = [outputs(net, task.index, args, kwargs) for task in finished]
+            found = [compare(a, b) for a, b in zip(before, after, strict=True)]
             worst = [max(pair, key=lambda c: c[1]) for pair in zip(worst, found, strict=True)]
             if moved is None and any(changed for _, changed, _ in found):
                 moved = _first_moved(net, kept, args, kwargs)
@@ -99,12 +99,13 @@ def verify(net: EideticNet, args: Any, kwargs: Any, *, rounds: int, seed: int) -
     return Verification(rounds, verdicts, moved)
 
 
-def _outputs(net: EideticNet, task: int, args: Any, kwargs: Any) -> list[Tensor]:
+def outputs(net: EideticNet, task: int, args: Any, kwargs: Any) -> list[Tensor]:
+    """What a task answers, tensor by tensor."""
     output = net(*args, task=task, **kwargs)
     return [leaf.clone() for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
 
 
-def _compare(before: list[Tensor], after: list[Tensor]) -> tuple[int, int, float]:
+def compare(before: list[Tensor], after: list[Tensor]) -> tuple[int, int, float]:
     """(elements, elements that differ, the largest difference)."""
     elements = changed = 0
     largest = 0.0
@@ -119,12 +120,12 @@ def _compare(before: list[Tensor], after: list[Tensor]) -> tuple[int, int, float
 
 
 @contextmanager
-def _as_it_was(net: EideticNet) -> Iterator[None]:
-    """Modes and values as they were, whatever happens inside."""
+def _as_it_was(net: EideticNet) -> Iterator[dict[str, Tensor]]:
+    """Modes and values as they were, whatever happens inside; gives the values."""
     modes = {module: module.training for module in net.modules()}
     state = _copy(net)
     try:
-        yield
+        yield state
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -142,7 +143,7 @@ def _put_back(net: EideticNet, state: dict[str, Tensor]) -> None:
         home[leaf].detach().copy_(value)
 
 
-def _scramble(net: EideticNet, generator: torch.Generator) -> None:
+def scramble(net: EideticNet, generator: torch.Generator) -> None:
     """Random values for everything that belongs to no finished task."""
     finished = {f"heads.{task.index}." for task in net.tasks if task.finished}
     kept = set(net._own_heads())
@@ -153,9 +154,7 @@ def _scramble(net: EideticNet, generator: torch.Generator) -> None:
         tensor = home[leaf]
         if not tensor.is_floating_point() or any(name.startswith(p) for p in finished):
             continue
-        noise = torch.randn(tensor.shape, generator=generator).to(tensor)
-        spread = max(float(tensor.float().std()) if tensor.numel() > 1 else 0.0, 0.25)
-        noise = noise * 2 * spread
+        noise = torch.randn(tensor.shape, generator=generator).to(tensor) * _spread(tensor)
         if leaf == "running_var":
             noise = noise.abs() + 0.1
         if not name.startswith("backbone.") or name.removeprefix("backbone.") in idle:
@@ -164,13 +163,23 @@ def _scramble(net: EideticNet, generator: torch.Generator) -> None:
             free.write(name.removeprefix("backbone."), noise)
 
 
+def _spread(tensor: Tensor) -> float:
+    """How large random values may be that a deep network can still be computed with."""
+    own = float(tensor.float().std()) if tensor.numel() > 1 else 0.0
+    if tensor.dim() < 2:
+        return 2 * max(own, 0.25)
+    inputs = math.prod(tensor.shape[1:])
+    return max(own, (inputs or 1) ** -0.5)
+
+
 def _first_moved(net: EideticNet, kept: dict[str, Tensor], args: Any, kwargs: Any) -> str | None:
-    """The first module, in order of calls, of which frozen channels differ from before."""
+    """The first module, in order of calls, of which frozen channels differ from before.
+
+    The values that were kept are back in place afterwards.
+    """
     scrambled = _record(net, args, kwargs)
-    now = _copy(net)
     _put_back(net, kept)
     before = _record(net, args, kwargs)
-    _put_back(net, now)
     last = max(task.index for task in net.tasks if task.finished)
     for path, values in before.items():
         for a, b, classes in zip(values, scrambled[path], net.blueprint.modules[path], strict=True):

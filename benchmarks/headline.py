@@ -151,7 +151,9 @@ def _list(found: dict[str, float]) -> str:
 ROWS: dict[str, Callable[[Record], Iterator[Row]]] = {
     "zoo-all": _zoo("All of timm", "--all --only analyze"),
     "zoo-families": _zoo("The smallest of each timm family", "--families --verify"),
-    "zoo-torchvision": _zoo("torchvision's classification models", "--torchvision --verify"),
+    "zoo-torchvision": _zoo(
+        "torchvision's classification models", "--torchvision --verify --real-params 7e8"
+    ),
     "zoo-transformers": _zoo("Encoders of transformers", "--transformers --verify"),
     "learning-permuted-10": _permuted,
     "learning-split-mnist": _split("MNIST"),

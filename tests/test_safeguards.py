@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from zoo import ZOO
 
+import autoeidetic
 from autoeidetic import blueprint, enforce, heads, prune
 from autoeidetic.layers.guard import Guard
 from autoeidetic.layers.nested import NestedModule
@@ -146,13 +147,29 @@ REMOVED: list[tuple[Callable[[Patch], None], tuple[str, ...]]] = [
 CASES = [(remove, name) for remove, names in REMOVED for name in names]
 
 
-@pytest.mark.parametrize(
-    ("remove", "name"), CASES, ids=[f"{r.__qualname__.split('.')[0]}-{n}" for r, n in CASES]
-)
+#: What only an optimizer or a hand moves, a rehearsal does not.
+REHEARSED = [(remove, name) for remove, name in CASES if remove is not no_frozen_values]
+
+
+def label(value: Any) -> str:
+    return value if isinstance(value, str) else value.__qualname__.split(".")[0]
+
+
+@pytest.mark.parametrize(("remove", "name"), CASES, ids=label)
 def test_removed(monkeypatch: Patch, remove: Callable[[Patch], None], name: str) -> None:
     remove(monkeypatch)
     with pytest.raises(lives.Forgotten):
-        lives.live(*ZOO[name]())
+        lives.live(*ZOO[name](), rehearse=False)
+
+
+@pytest.mark.parametrize(("remove", "name"), REHEARSED, ids=label)
+def test_the_rehearsal_notices(
+    monkeypatch: Patch, remove: Callable[[Patch], None], name: str
+) -> None:
+    """Before anything is trained."""
+    remove(monkeypatch)
+    with pytest.raises(autoeidetic.EnforcementError, match="in a rehearsal"):
+        autoeidetic.convert(*ZOO[name]())
 
 
 def test_constants_are_frozen(monkeypatch: Patch) -> None:

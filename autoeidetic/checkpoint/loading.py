@@ -124,7 +124,7 @@ def _converted(
 ) -> EideticNet:
     args, kwargs = example
     try:
-        return convert(model, kwargs or args, inplace=True, **record.options)
+        return convert(model, kwargs or args, inplace=True, rehearse=False, **record.options)
     except AutoeideticError as error:
         raise CheckpointError(
             f"does not fit the model: {error.fact}", place=error.place, remedy=FRESH

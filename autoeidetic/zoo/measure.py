@@ -20,6 +20,7 @@ from ..inputs import call_inputs
 from ..lookup import parameters_on_meta
 from ..owners import Owners
 from ..prune import choose
+from ..rehearse import rehearse
 from ..values import core
 from . import torture
 from .models import build, example
@@ -96,25 +97,33 @@ def analyze(name: str) -> Record:
 
 
 def convert(name: str) -> Record:
-    """A converted copy with real weights, and what pruning half of it leaves free."""
+    """A converted copy with real weights, its rehearsal, and what pruning half leaves free."""
     _settle()
+    warnings.simplefilter("error", autoeidetic.RehearsalWarning)
     model = build(name)
+    inputs = example(model)
     before = peak_memory()
     found: list[Any] = []
-    seconds = seconds_of(lambda: found.append(autoeidetic.convert(model, example(model))))
-    memory = peak_memory() - before
+    seconds = seconds_of(lambda: found.append(autoeidetic.convert(model, inputs, rehearse=False)))
     net = found[0]
+    rehearsal = seconds_of(lambda: rehearse(net))
+    memory = peak_memory() - before
     net.prepare_for_task(0, num_classes=10)
     net.prune(0.5)
     net.finish_task()
-    return {"seconds": seconds, "gibibytes": memory, "free": net.capacity().free}
+    return {
+        "seconds": seconds,
+        "seconds_rehearsal": rehearsal,
+        "gibibytes": memory,
+        "free": net.capacity().free,
+    }
 
 
 STAGES = {
     "analyze": Stage(analyze, 300.0, 12.0, real=False),
-    "convert": Stage(convert, 300.0, 12.0, real=True),
+    "convert": Stage(convert, 900.0, 12.0, real=True),
     "compare": Stage(compare_and_prune, 600.0, 12.0, real=True),
-    "verify": Stage(torture.measure, 900.0, 18.0, real=True),
+    "verify": Stage(torture.measure, 1800.0, 18.0, real=True),
 }
 
 

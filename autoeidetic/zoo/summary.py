@@ -33,7 +33,7 @@ def summary(records: list[Record]) -> list[str]:
     """The result in a few sentences: counts first, then times, then what failed and why."""
     lines = [_analysis_line(records)]
     for stage, done, text in (
-        ("convert", converted, "converted with real weights"),
+        ("convert", converted, "converted and rehearsed with real weights"),
         ("verify", verified, "no bit of a finished task moved, with real weights"),
     ):
         asked = [r for r in records if r.get(stage)]

@@ -95,6 +95,7 @@ COLUMNS = (
     Column("rest of analysis (s)", _rest_of_analysis, ".3f"),
     Column("analysis (GiB)", _of("analyze", "gibibytes"), ".2f"),
     Column("convert (s)", _of("convert", "seconds"), ".3f"),
+    Column("rehearsal (s)", _of("convert", "seconds_rehearsal"), ".3f"),
     Column("convert (GiB)", _of("convert", "gibibytes"), ".2f"),
     Column("analyze again (s)", _seconds("analyze"), ".3f"),
     Column("torch.export (s)", _seconds("export"), ".3f"),
@@ -107,7 +108,7 @@ COLUMNS = (
 )
 _LIVE = {
     "analyze": ("captured by", "nodes", "groups", "classes", "largest class", "locked"),
-    "convert": ("free after half", "convert (s)"),
+    "convert": ("convert (s)", "rehearsal (s)"),
     "compare": ("analyze again (s)", "torch.export (s)", "Torch-Pruning halves it"),
     "verify": ("bitwise", "torture (s)"),
 }

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ..bits import different
 from ..inputs import CallInputs
+from ..snapshot import Snapshot
 from .models import as_example, build, logits
 from .runner import Record, is_lack_of_memory, seconds_of, short
 from .torture_models import CLASSES, randomize, small_batch, varied
@@ -64,7 +65,7 @@ def _torture(name: str, record: Record) -> None:
     record["size"] = list(pytree.tree_leaves((x.args, x.kwargs))[0].shape[1:])
     randomize(model)
     record["phase"] = "convert"
-    net = autoeidetic.convert(model, as_example(x), inplace=True)
+    net = autoeidetic.convert(model, as_example(x), inplace=True, rehearse=False)
     watch = Watch(net, x, record)
     rate = record["rate"]
 
@@ -80,10 +81,10 @@ def _torture(name: str, record: Record) -> None:
     with watch.phase("task 1 prepared"):
         net.prepare_for_task(1, num_classes=7, on_full="reuse")
         adopt(carried, net)
-    before = {key: value.clone() for key, value in net.backbone.named_parameters()}
+    before = Snapshot(dict(net.backbone.named_parameters()))
     with watch.phase("task 1 trained with AdamW"):
         train(net, x, 7, torch.optim.AdamW(net.parameters(), lr=rate, weight_decay=0.5))
-    record["changed"] = changed(before, dict(net.backbone.named_parameters()))
+    record["changed"] = changed(before.load(), dict(net.backbone.named_parameters()))
     del before
     with watch.phase("task 1 trained with SGD"):
         train(net, x, 7, carried)
@@ -162,6 +163,7 @@ def train(net: Any, x: CallInputs, classes: int, optimizer: torch.optim.Optimize
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), CLIP)
         optimizer.step()
+    optimizer.zero_grad()  # gradients of a giant take memory that what follows needs
 
 
 def adopt(optimizer: torch.optim.Optimizer, net: nn.Module) -> None:

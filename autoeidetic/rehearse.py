@@ -1,0 +1,178 @@
+"""Rehearse: the life of two tasks on a copy of the network, before anything is trained.
+
+What the analysis cannot see (code that asks for the type of a module, state outside of parameters
+and buffers, weights that a model writes itself) shows here, and not when a task has been learned.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from tqdm import tqdm
+
+from .answering import Task
+from .errors import AutoeideticError, EnforcementError, Place, RehearsalWarning
+from .generators import seed_generators, untouched_generators
+from .inputs import CallInputs
+from .prune import choose
+from .verify import compare, outputs, scramble
+
+if TYPE_CHECKING:
+    from .net import EideticNet
+
+_PASSES = 4
+_SEEDS = range(3)  # the next one when the units that are kept answer all inputs alike
+
+
+def rehearse(net: EideticNet) -> None:
+    """Go through two tasks on a copy; the network, its modes and random numbers stay untouched.
+
+    Raises:
+        EnforcementError: an answer of the first task changed after it was finished.
+    """
+    if any(parameter.is_meta for parameter in net.backbone.parameters()):
+        return  # there are no values to compute with
+    with untouched_generators(), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of the model were given by the analysis
+        try:
+            with tqdm(total=_PASSES, desc="rehearsal", delay=5, leave=False, disable=None) as bar:
+                for seed in _SEEDS:
+                    if _rehearse(_copy(net, bar), seed):
+                        break
+            return
+        except AutoeideticError as error:
+            raise type(error)(
+                f"the model cannot be converted: in a rehearsal before any training, {error.fact}",
+                place=error.place,
+                remedy=f"{error.remedy}; rehearse=False converts it without a guarantee",
+            ) from error
+        except Exception as error:  # whatever a model raises on numbers that are not its own
+            cause = f"{type(error).__name__}: {error}"
+    warnings.warn(
+        f"the conversion could not be rehearsed: {cause}\n  remedy: pass example_inputs that the "
+        "model can be run with in eval mode, or rehearse=False and call net.verify(x) after the "
+        "first task",
+        RehearsalWarning,
+        stacklevel=3,
+    )
+
+
+def _copy(net: EideticNet, bar: tqdm[NoReturn]) -> EideticNet:
+    """One that tells of its passes."""
+
+    def passed(*_: object) -> None:
+        bar.update()
+
+    made = copy.deepcopy(net)
+    made.register_forward_hook(passed)
+    return made
+
+
+def _rehearse(net: EideticNet, seed: int) -> bool:
+    """Has it shown anything? Small networks may keep nothing but units that are always zero."""
+    seed_generators(seed)
+    inputs = _copied(net.example, lambda example: _numbers(example, net))
+    net.eval()
+    _shake(net)
+    _open_task(net)
+    _give_up_half(net)
+    reference = _answer(net, inputs)
+    if seed != _SEEDS[-1] and _vary((inputs.args, inputs.kwargs)) and not _vary(reference):
+        return False
+    for step in _life(net, inputs):
+        answer = _answer(net, inputs)
+        elements, changed, _ = compare(reference, answer)
+        if not changed:
+            continue
+        if compare(answer, _answer(net, inputs))[1]:
+            raise RuntimeError("the model answers the same inputs differently each time")
+        raise EnforcementError(
+            f"{changed} of {elements} outputs of a task changed {step}",
+            place=Place(module=net.verify(*inputs.args, rounds=1, **inputs.kwargs).moved or ""),
+            remedy="what the analysis cannot see is listed in docs/guarantee-and-limits.md: mostly "
+            "numbers that change in training and are no buffer (register_buffer makes them one), "
+            "code that asks for type(module), or weights that the model writes itself",
+        )
+    return True
+
+
+def _vary(tree: Any) -> bool:
+    """Do the samples in a batch differ?"""
+    leaves = [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor) and x.dim()]
+    return any(bool((leaf != leaf[:1]).any()) for leaf in leaves)
+
+
+def _life(net: EideticNet, inputs: CallInputs) -> Iterator[str]:
+    """From the end of a task to the end of the next one; says what has happened."""
+    net.train()
+    net._freeze()
+    _open_task(net)
+    _pass_in_training(net, inputs)
+    net.eval()
+    scramble(net, torch.Generator().manual_seed(0))
+    yield "while the next one was in training"
+    _give_up_half(net)
+    net._freeze()
+    yield "when the next one was finished"
+
+
+def _pass_in_training(net: EideticNet, inputs: CallInputs) -> None:
+    own = _copied(inputs, Tensor.clone)
+    try:
+        net(*own.args, **own.kwargs)
+    except AutoeideticError:
+        raise
+    except Exception:  # batch norms refuse single values, detectors want targets
+        pass
+
+
+def _open_task(net: EideticNet) -> None:
+    """As ``prepare_for_task`` does it, without what is needed to go back to the start."""
+    index = len(net._tasks)
+    classes = {head.layer: head.size or 2 for head in net.blueprint.heads}
+    task = Task(index, f"task {index}", classes, finished=False, seed=0)
+    net._tasks.append(task)
+    net._start(net._new_heads(task), fresh=False)
+
+
+def _give_up_half(net: EideticNet) -> None:
+    """As ``prune`` does it, any half."""
+    scores = np.random.random(net.blueprint.plan.classes + 1)
+    net._give_up(choose(net.blueprint, net.owners, scores, 0.5))
+
+
+def _answer(net: EideticNet, inputs: CallInputs) -> list[Tensor]:
+    """Task 0 in eval mode; where a model is random even then, with the same numbers each time."""
+    seed_generators(0)
+    own = _copied(inputs, Tensor.clone)  # a model may write into them
+    return outputs(net, 0, own.args, own.kwargs)
+
+
+def _copied(inputs: CallInputs, copy_of: Callable[[Tensor], Tensor]) -> CallInputs:
+    return CallInputs(*pytree.tree_map_only(Tensor, copy_of, (inputs.args, inputs.kwargs)))
+
+
+def _numbers(example: Tensor, net: EideticNet) -> Tensor:
+    """Examples of which only the shape is known get random values."""
+    if not example.is_meta:
+        return example
+    device = next(net.backbone.parameters()).device
+    made = torch.empty(example.shape, dtype=example.dtype, device=device)
+    return made.normal_() if made.is_floating_point() else made.zero_()
+
+
+def _shake(net: EideticNet) -> None:
+    """No ones, no zeros: they would hide what leaks. Weights that are random already stay."""
+    for name, tensor in net._trained().items():
+        if not tensor.numel():
+            continue
+        if tensor.dim() < 2 or bool((tensor == tensor.flatten()[0]).all()):
+            noise = 0.1 * torch.randn(tensor.shape, dtype=torch.float32).to(tensor)
+            tensor.add_(noise.abs() if name.endswith("running_var") else noise)
