@@ -1,6 +1,6 @@
 """Drawings of the smallest model of each timm family, and of three giants, as HTML and SVG.
 
-    python benchmarks/drawings.py                        # all 97 families and the giants
+    python benchmarks/drawings.py                        # all families and the giants
     python benchmarks/drawings.py --models resnet50 swin_tiny_patch4_window7_224
 
 Writes results/drawings.json and results/drawings.md (for all of them) and prints the table. With
@@ -22,7 +22,7 @@ from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from autoeidetic.zoo.families import SMALLEST
+from autoeidetic.zoo.families import smallest
 from autoeidetic.zoo.runner import Record, run_all, seconds_of, setting
 from benchmarks import RESULTS
 
@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument("--keep", metavar="FOLDER", help="leave the files there")
     parser.add_argument("--fresh", action="store_true", help="forget earlier results")
     options = parser.parse_args()
-    families = {name: family for family, name in SMALLEST.items()}
+    families = {name: family for family, name in smallest().items()}
     names = options.models or list(dict.fromkeys((*families, *GIANTS)))
     into = RESULTS / "drawings.jsonl"
     if options.fresh:

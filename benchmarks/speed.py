@@ -16,14 +16,14 @@ import json
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from autoeidetic.zoo.families import SMALLEST
+from autoeidetic.zoo.families import smallest
 from autoeidetic.zoo.peers import WARM_UP, compare
 from autoeidetic.zoo.runner import (
     Record,
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     kind = "giant" if options.giant else options.section
     section = SECTIONS[kind]
-    names = options.models or section.models
+    names = options.models or list(section.models())
     traces = options.into / f"speed-{kind}.jsonl"
     if options.fresh:
         forget(traces, names)
@@ -108,18 +108,18 @@ class Section:
     """What one section measures, on which models, and how it says so."""
 
     measure: Callable[[str], Record]
-    models: tuple[str, ...]
+    models: Callable[[], Iterable[str]]
     report: Callable[[list[Record]], str]
 
 
 SECTIONS = {
-    "analyze": Section(compare, tuple(SMALLEST.values()), compare_report),
-    "giant": Section(giant, GIANTS, giant_report),
-    "step": Section(step, tuple(BATCHES), cost_report),
-    "eval": Section(evaluate, tuple(BATCHES), cost_report),
-    "prune": Section(prune, ("resnet50",), cost_report),
-    "memory": Section(memory, tuple(BATCHES), bytes_report),
-    "growth": Section(grown, tuple(POINTS), growth_report),
+    "analyze": Section(compare, lambda: smallest().values(), compare_report),
+    "giant": Section(giant, lambda: GIANTS, giant_report),
+    "step": Section(step, lambda: BATCHES, cost_report),
+    "eval": Section(evaluate, lambda: BATCHES, cost_report),
+    "prune": Section(prune, lambda: ["resnet50"], cost_report),
+    "memory": Section(memory, lambda: BATCHES, bytes_report),
+    "growth": Section(grown, lambda: POINTS, growth_report),
 }
 
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import InputError
-from .families import SMALLEST
+from .families import smallest
 from .measure import STAGES, TOO_MANY, Stage, count, warm_up
 from .models import (
     family,
@@ -36,7 +36,7 @@ from .summary import summary
 from .table import live_head, live_row, to_csv, to_markdown
 
 SETS = {
-    "families": lambda: list(SMALLEST.values()),
+    "families": lambda: list(smallest().values()),
     "all": timm_names,
     "torchvision": torchvision_names,
     "transformers": transformers_names,
@@ -203,7 +203,7 @@ def _write(folder: Path, stem: str, command: str, records: list[Record]) -> None
     measured = [r[s] for r in records for s in STAGES if s in r and "skipped" not in r[s]]
     about = setting("torchvision", "transformers", "torch-pruning", records=measured)
     content = {"command": command, "setting": about, "operators": operators(records)}
-    each = [json.dumps(record) for record in map(_without_names, records)]
+    each = [json.dumps(record) for record in map(_said_once, records)]
     parts = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
     parts.append('"models": [\n' + ",\n".join(each) + "\n]")
     title = f"# {stem}\n\n`{command}`\n\n{setting_line(about)}\n\n"
@@ -219,9 +219,11 @@ def operators(records: list[Record]) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def _without_names(record: Record) -> Record:
-    """The number of operators in place of their names, which are in the file once."""
-    analysis = record["analyze"]
-    if "operators" not in analysis:
-        return record
-    return {**record, "analyze": {**analysis, "operators": len(analysis["operators"])}}
+def _said_once(record: Record) -> Record:
+    """Without versions, and with the number of operators: their names are in the file once."""
+    stages = {stage: dict(record[stage]) for stage in STAGES if stage in record}
+    for found in stages.values():
+        found.pop("versions", None)
+    if "operators" in stages["analyze"]:
+        stages["analyze"]["operators"] = len(stages["analyze"]["operators"])
+    return {**record, **stages}

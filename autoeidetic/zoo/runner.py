@@ -25,6 +25,8 @@ from typing import Any
 from tqdm import tqdm
 
 GIB = 2**30
+#: Whose releases change what is measured.
+LIBRARIES = ("torch", "timm", "torchvision", "transformers", "torch-pruning")
 Record = dict[str, Any]
 
 
@@ -57,13 +59,14 @@ def run_all(
     waiting = deque(n for n in names if n not in done or (retry and "error" in done[n]))
     bar = tqdm(total=len(names), initial=len(names) - len(waiting), unit="model", disable=None)
     running: list[_Job] = []
+    installed = versions()
     try:
         while waiting or running:
             while waiting and len(running) < workers:
                 running.append(_start(measure, waiting.popleft(), seconds, gibibytes))
             for job in _ended(running):
                 running.remove(job)
-                record = {**_collect(job, seconds), "date": _today()}
+                record = {**_collect(job, seconds), "date": _today(), "versions": installed}
                 done[job.name] = record
                 append(into, record)
                 bar.update()
@@ -213,18 +216,29 @@ def short(error: BaseException) -> str:
 def setting(*packages: str, records: Iterable[Record] = ()) -> Record:
     """What the numbers were measured with: torch, timm, and those of the packages there are.
 
-    The date is that of the records, which may be older than the run that reports them.
+    Dates and versions are those of the records, which may be older than the run that reports them.
     """
-    import torch
-
-    dates = sorted({record.get("date", "unknown") for record in records}) or [_today()]
+    records = list(records) or [{"date": _today()}]
+    dates = sorted({record.get("date", "unknown") for record in records})
     return {
         "date": " to ".join(dict.fromkeys((dates[0], dates[-1]))),
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        **{name: _version(name) for name in ("timm", *packages) if _version(name)},
+        **_all_versions(("torch", "timm", *packages), records),
         "machine": f"{platform.machine()}, {_processor()}",
     }
+
+
+def versions() -> dict[str, str]:
+    """Of the libraries that are installed."""
+    return {name: _version(name) for name in LIBRARIES if _version(name)}
+
+
+def _all_versions(packages: Iterable[str], records: Iterable[Record]) -> dict[str, str]:
+    """Each package with the versions that occur."""
+    now = versions()
+    used = [record.get("versions", now) for record in records]
+    found = {name: sorted({each[name] for each in used if name in each}) for name in packages}
+    return {name: " and ".join(several) for name, several in found.items() if several}
 
 
 def setting_line(setting: Record) -> str:
