@@ -2,9 +2,9 @@
 
 Two kinds. A *frozen* element belongs to a finished task: its value is kept here, in a buffer, and
 put back whenever something moved it. A *zero* keeps what is hidden from a unit in training out
-of it. Gradients of both are zero. Whether something moved is seen by version counters and
-addresses before every forward pass; after every step of any ``torch.optim.Optimizer`` on the
-network's parameters everything is put back without asking, for an optimizer may write through
+of it. Gradients of both are zero. Whether something moved is seen by version counters, addresses
+and a few elements before every forward pass; after every step of any ``torch.optim.Optimizer`` on
+the network's parameters everything is put back without asking, for an optimizer may write through
 ``.data``, which leaves no trace.
 """
 
@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .bits import bits, same
 from .errors import EnforcementError, Place
+from .spots import Spots, spread
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,19 @@ class Where:
             return tensor[self.mask.expand(tensor.shape)]
         return tensor.clone()
 
+    def some(self, tensor: Tensor) -> list[Tensor]:
+        """A few of the marked elements, spread over the tensor: views without dimensions."""
+        if self.index is not None and self.dim is not None:
+            own = [len(self.index) if d == self.dim else n for d, n in enumerate(tensor.shape)]
+            before = [(at[: self.dim], at[self.dim], at[self.dim + 1 :]) for at in spread(own)]
+            places = [(*left, int(self.index[n]), *right) for left, n, right in before]
+        elif self.mask is not None:
+            marked = self.mask.nonzero()
+            places = [tuple(marked[n].tolist()) for (n,) in spread(marked.shape[:1])]
+        else:
+            places = spread(tensor.shape)
+        return [tensor[place] for place in places]
+
     def holds(self, tensor: Tensor, values: Tensor) -> bool:
         """Are these the marked elements?"""
         now = tensor if self.everything else self.take(tensor)
@@ -160,6 +174,7 @@ class Pins(nn.Module):
         self._pins: tuple[Pin, ...] = ()
         self._slots: list[Slot] = []
         self._seen: list[_State] = []
+        self._spots: Spots | None = None  # of the tensors that were seen last
         self._fresh: set[int] = set()  # numbers of pins that an optimizer's step has just imposed
         self._stepped = False  # has there been one since the last look?
         self._hooks: list[Any] = []
@@ -167,7 +182,7 @@ class Pins(nn.Module):
         self._covered: frozenset[str] = frozenset()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_hooks": [], "_slots": [], "_seen": []}
+        return {**self.__dict__, "_hooks": [], "_slots": [], "_seen": [], "_spots": None}
 
     def values(self, name: str) -> Tensor:
         """The frozen values of a tensor."""
@@ -196,7 +211,7 @@ class Pins(nn.Module):
         if freeze:
             self._freeze(pins, tensors)
         self._pins, self._slots = pins, [slots[pin.name] for pin in pins]
-        self._seen, self._fresh = [], set()
+        self._seen, self._spots, self._fresh = [], None, set()
         self._covered = frozenset(covered)
         self._clear_gradients()
 
@@ -234,6 +249,15 @@ class Pins(nn.Module):
         backward pass of what was computed with it.
         """
         self._impose(range(len(self._pins)))
+        if self._spots is None:
+            self._spots = Spots(self._some())
+
+    @torch.no_grad()
+    def _some(self) -> Iterator[Tensor]:
+        """A few frozen elements of each tensor."""
+        for pin, slot, tensor in zip(self._pins, self._slots, self.tensors(), strict=True):
+            if pin.frozen is not None and not tensor.is_meta and not _is_cache(slot):
+                yield from pin.frozen.some(tensor.detach())
 
     def after_step(self, stepped: set[int]) -> None:
         """Put back what an optimizer has just stepped, without looking: ids of its tensors.
@@ -254,10 +278,13 @@ class Pins(nn.Module):
         if not self._seen:
             self._seen = [_NEVER] * len(tensors)
         for number in numbers:
-            pin, tensor, (home, leaf) = self._pins[number], tensors[number], self._slots[number]
-            if not home.is_cache(leaf) or tensor.shape == self.values(pin.name).shape:
+            pin, tensor = self._pins[number], tensors[number]
+            if not _is_cache(self._slots[number]) or tensor.shape == self.values(pin.name).shape:
                 self._impose_one(pin, tensor.detach(), surely)
-            (self._seen[number],) = state([tensor])
+            (now,) = state([tensor])
+            if _address(now) != _address(self._seen[number]):
+                self._spots = None
+            self._seen[number] = now
 
     def _impose_one(self, pin: Pin, tensor: Tensor, surely: bool) -> None:
         if pin.frozen is not None:
@@ -277,23 +304,25 @@ class Pins(nn.Module):
     def before_forward(self, training: bool) -> None:
         """Put values back where they may have moved.
 
-        In training, and after a step of an optimizer, that is everywhere where the step has not
-        done it: a loop written by hand may write through ``.data``.
+        In training, that is everywhere where a step has not just done it: a loop written by hand
+        may write through ``.data``. In the first pass of an evaluation it is everywhere, for an
+        optimizer may have written after its step; later, a few elements of each tensor must do.
         """
+        fresh, self._fresh = self._fresh if training else set(), set()
         look, self._stepped = training or self._stepped, False
         tensors = self.tensors()
         now = state(tensors)
-        if len(now) != len(self._seen):
+        exchanged = [_address(each) for each in now] != [_address(each) for each in self._seen]
+        if exchanged or self._spots is None or self._spots.moved():
             self.impose()
             return
         numbers = [
             number
             for number, (then, current) in enumerate(zip(self._seen, now, strict=True))
-            if then != current or (look and number not in self._fresh)
+            if then != current or (look and number not in fresh)
         ]
         if numbers or (training and _hookable(tensors) != self._hooked):
             self._impose(numbers)
-        self._fresh = set()
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """A foreign state never replaces frozen values: it must agree with them."""
@@ -331,6 +360,11 @@ def _hookable(tensors: list[Tensor]) -> list[tuple[int, bool]]:
     return [(id(tensor), tensor.requires_grad) for tensor in tensors]
 
 
+def _is_cache(slot: Slot) -> bool:
+    home, name = slot
+    return home.is_cache(name)
+
+
 _State = tuple[int, int, int]
 _NEVER: _State = (0, -1, 0)
 
@@ -338,6 +372,11 @@ _NEVER: _State = (0, -1, 0)
 def state(tensors: list[Tensor]) -> list[_State]:
     """Changes when a tensor is replaced, moved or written to (but not through ``.data``)."""
     return [(id(t), 0 if t.is_inference() else t._version, t.data_ptr()) for t in tensors]
+
+
+def _address(state: _State) -> tuple[int, int]:
+    """The same as long as a tensor is neither replaced nor moved."""
+    return state[0], state[2]
 
 
 def _key(name: str) -> str:

@@ -15,8 +15,6 @@ from torch.optim import swa_utils
 
 from autoeidetic.net import EideticNet
 
-UNSEEN = "a write through .data in eval mode leaves no trace, and evaluation does not look"
-
 X = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 
 
@@ -442,16 +440,13 @@ EDITS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("edit", "training"),
-    [(edit, True) for edit in EDITS]
-    + [(edit, False) for edit in EDITS if edit is not edit_data]
-    + [pytest.param(edit_data, False, marks=pytest.mark.xfail(strict=True, reason=UNSEEN))],
-)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("edit", EDITS)
 def test_edit_is_undone_by_a_forward_pass(
     life: lives.Life, edit: Callable[[EideticNet], None], training: bool
 ) -> None:
     net = life.net.train(training)
+    net(X)  # no step or change of mode is left that would be looked after anyway
     edit(net)
     if training:
         net(X)
