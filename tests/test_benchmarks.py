@@ -183,6 +183,11 @@ def test_zoo_selects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "no model is called 'no_such_model'" in capsys.readouterr().err
 
 
+def test_records_do_not_tell_where_packages_are_installed() -> None:
+    for where in ("/home/someone/.venv/lib/python3/site-packages/timm/a.py:3", "timm/a.py:3"):
+        assert measure._anywhere({"line": where, "share": 1}) == {"line": "timm/a.py:3", "share": 1}
+
+
 HOSTILE = "</script><img src=x onerror=alert(1)>|'\""
 
 

@@ -88,7 +88,7 @@ def analyze(name: str) -> Record:
         "largest_class": _largest_class(deps),
         "locked_share": deps.locked.share,
         "locks": len(deps.locked),
-        "locked": [lock.to_dict() for lock in deps.locked][:1],
+        "locked": [_anywhere(lock.to_dict()) for lock in deps.locked][:1],
         **_capacity(model, deps),
         "seconds_capture": seconds_of(lambda: capture(model, inputs)),
         "seconds": seconds,
@@ -167,6 +167,11 @@ def _capacity(model: nn.Module, deps: Any) -> Record:
     alike = np.ones(plan.plan.classes + 1)
     kept = owners.pruning(choose(plan, owners, alike, 0.5)).finished()
     return {"free_after_half": free_share(plan, kept)}
+
+
+def _anywhere(lock: Record) -> Record:
+    """Its line without the folder that packages are installed in here."""
+    return {**lock, "line": lock["line"].rpartition("site-packages/")[2]}
 
 
 def _largest_class(deps: Any) -> str:
