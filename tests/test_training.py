@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import autoeidetic
 from autoeidetic.errors import CheckpointError, InputError, NonFiniteError, TaskError
-from autoeidetic.training import TrainConfig, loop, store
+from autoeidetic.training import TrainConfig, default_optimizer, loop, store
 
 X = torch.tensor(datasets.load_digits().images, dtype=torch.float32).flatten(1) / 16
 Y = torch.tensor(datasets.load_digits().target)
@@ -559,3 +559,16 @@ def test_interrupt_leaves_a_usable_checkpoint(tmp_path: Path) -> None:
     again.prepare_for_task(0, num_classes=2)
     history = again.train_task(loader(0), optimizer=adam(again), checkpoint=tmp_path, **SHORT)
     assert history.epochs[2].phase == "train"
+
+
+def test_the_default_optimizer_is_fused_where_it_can_be() -> None:
+    weights = nn.Linear(3, 2)
+    optimizer = default_optimizer(weights.parameters(), 0.1)
+    assert optimizer.defaults["fused"] is True
+    assert optimizer.defaults["lr"] == 0.1
+    weights(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    complex_ones = [*weights.parameters(), nn.Parameter(torch.ones(2, dtype=torch.complex64))]
+    assert not default_optimizer(complex_ones).defaults["fused"]
+    elsewhere = nn.Linear(3, 2, device="meta").parameters()
+    assert not default_optimizer(elsewhere).defaults["fused"]

@@ -22,7 +22,7 @@ from ..learn import Lesson, learn
 from ..lookup import find_model
 from ..net import EideticNet
 from ..results import Run, files
-from ..training import TrainConfig
+from ..training import TrainConfig, default_optimizer
 from ..vision import AUGMENTATIONS, ImageModel, image_model
 from .options import add_json, at_least
 
@@ -156,7 +156,7 @@ def run(options: argparse.Namespace) -> int:
             made.net,
             [_lesson(task, made, options, device) for task in tasks],
             options.output,
-            optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=rate),
+            optimizer=lambda parameters: default_optimizer(parameters, rate),
             router=None if options.router == "none" else options.router,
             config=config,
             prune_last=True,  # more tasks may follow
