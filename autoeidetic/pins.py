@@ -278,11 +278,11 @@ class Pins(nn.Module):
         if not self._seen:
             self._seen = [_NEVER] * len(tensors)
         for number in numbers:
-            pin, tensor = self._pins[number], tensors[number]
-            if not _is_cache(self._slots[number]) or tensor.shape == self.values(pin.name).shape:
+            pin, tensor, cache = self._pins[number], tensors[number], _is_cache(self._slots[number])
+            if not cache or tensor.shape == self.values(pin.name).shape:
                 self._impose_one(pin, tensor.detach(), surely)
             (now,) = state([tensor])
-            if _address(now) != _address(self._seen[number]):
+            if not cache and _address(now) != _address(self._seen[number]):
                 self._spots = None
             self._seen[number] = now
 
@@ -312,7 +312,7 @@ class Pins(nn.Module):
         look, self._stepped = training or self._stepped, False
         tensors = self.tensors()
         now = state(tensors)
-        exchanged = [_address(each) for each in now] != [_address(each) for each in self._seen]
+        exchanged = self._addresses(now) != self._addresses(self._seen)
         if exchanged or self._spots is None or self._spots.moved():
             self.impose()
             return
@@ -323,6 +323,11 @@ class Pins(nn.Module):
         ]
         if numbers or (training and _hookable(tensors) != self._hooked):
             self._impose(numbers)
+
+    def _addresses(self, states: list[_State]) -> list[tuple[int, int]]:
+        """Of the tensors that are looked at; a model makes its caches anew as it likes."""
+        pairs = zip(self._slots, states, strict=False)  # nothing may have been seen yet
+        return [_address(each) for slot, each in pairs if not _is_cache(slot)]
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """A foreign state never replaces frozen values: it must agree with them."""

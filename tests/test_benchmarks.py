@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import timm
+import torchvision
 
 from autoeidetic import cli
 from autoeidetic.zoo import command, measure, peers, runner
@@ -172,7 +173,8 @@ def test_zoo_selects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     command.add_arguments(parser, tmp_path)
     parse = parser.parse_args
     assert len(command._selected(parse(["--families"]))) == len(timm.list_modules())
-    assert len(command._selected(parse(["--torchvision"]))) >= 80
+    classifiers = torchvision.models.list_models(module=torchvision.models)
+    assert len(command._selected(parse(["--torchvision"]))) == len(classifiers) >= 80
     assert len(command._selected(parse(["--transformers"]))) >= 12
     assert len(command._selected(parse(["--all"]))) > 1300
     some = ["--models", "test_*net*", "--max-params", "4.6e5", "--into", str(tmp_path)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -232,11 +231,40 @@ def test_types_and_layouts(second_task: EideticNet) -> None:
     ):
         net = move(copy.deepcopy(second_task)).eval()
         x = X.to(net.backbone.stem.weight.dtype)
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad():
             said = net(x, task=0)
             for parameter in net.parameters():
                 parameter.data.mul_(0.5)
             assert same(net(x, task=0), said)
+
+
+def test_a_cache_that_is_made_anew_costs_no_look_everywhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Caches(Small):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.full((4,), 2.0), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.scale = torch.full((4,), 2.0)
+            return super().forward(x) * self.scale
+
+    net = autoeidetic.convert(Caches(), X)
+    net.prepare_for_task(0)
+    net.finish_task()
+    said = answer(net.eval())
+    looks = []
+    impose = Pins.impose
+    monkeypatch.setattr(Pins, "impose", lambda self: (looks.append(1), impose(self)))
+    old = []  # kept, so that each one has an address of its own
+    for _ in range(3):
+        old.append(net.backbone.scale)
+        assert same(answer(net), said)
+    assert not looks
+    ModeOfItsOwn(net).swap()
+    assert same(answer(net), said)
+    assert looks
 
 
 def test_tensors_can_still_be_exchanged(net: EideticNet) -> None:

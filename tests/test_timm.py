@@ -79,6 +79,7 @@ def test_every_family_has_a_model() -> None:
     """Whichever timm is installed."""
     found = families.smallest()
     assert list(found) == timm.list_modules()
+    assert set(FAMILIES) <= set(found)
     assert {name: family_of(name) for name in found.values()} == {v: k for k, v in found.items()}
 
 
