@@ -56,7 +56,7 @@ class Algebra(Ownership):
         tags: Tensor | None = None
         waiting = []
         for value in operands:
-            if value.tags is None and not self.is_assigned(value.parameter):  # type: ignore[arg-type]
+            if value.tags is None and self.shows_new(value.parameter):  # type: ignore[arg-type]
                 waiting.append(value)
                 continue
             other = self.tags(value)

@@ -13,7 +13,7 @@ from .capture import capture
 from .couple import couple
 from .dependencies import Dependencies
 from .errors import InputError, UnhandledOperatorError, UnhandledOperatorWarning
-from .inputs import call_inputs, check_module
+from .inputs import check_module, example_calls
 from .propagate import propagate
 
 
@@ -25,7 +25,9 @@ def analyze(
     Args:
         model: any ``nn.Module``, on any device (``meta`` too).
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword
-            arguments. May be left out for timm, torchvision and transformers models.
+            arguments. May be left out for timm, torchvision and transformers models. A list
+            holds several examples, which are analysed as one: it shows all the paths that a
+            model with branches can take.
         on_unhandled: what to do about an operator that has neither a rule nor a decomposition:
             ``"warn"`` and mix everything it reads, or ``"raise"``.
 
@@ -51,7 +53,7 @@ def analyze(
             f"on_unhandled={on_unhandled!r} is unknown", remedy='use "warn" or "raise"'
         )
     with torch.inference_mode(False), _tags_on_cpu():  # else operators are other ones
-        captured = capture(model, call_inputs(model, example_inputs))
+        captured = capture(model, *example_calls(model, example_inputs))
         propagation = propagate(captured)
         dependencies = Dependencies(couple(propagation))
     for unhandled in propagation.unhandled:

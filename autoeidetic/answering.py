@@ -7,7 +7,7 @@ installed anew whenever those change.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -19,7 +19,9 @@ from torch.utils import _pytree as pytree
 
 from . import enforce, heads, initialise, routing
 from .blueprint import ATTACHED, Blueprint, HeadPlan
-from .errors import DivergenceWarning, TaskError
+from .calls import Call, Calls, analysed
+from .decisions import decisions
+from .errors import AutoeideticError, DivergenceWarning, EnforcementError, TaskError
 from .free import FreeValues
 from .inputs import CallInputs
 from .integers import whole_number
@@ -29,9 +31,14 @@ from .parts import Part, check_shapes, exchanged, parts
 from .passes import PassLock
 from .pins import Pin, Pins, Where, state, watch
 from .seal import Seal
+from .signature import UnknownArgumentError, signature
 from .snapshot import Snapshot
 
 Self = TypeVar("Self", bound="Answering")
+#: For each output layer or number of an output, and each task, what the task may see of it.
+_Visible = dict[tuple[str | int, int], Tensor | None]
+#: Guards by the path of their module, and what tasks may see.
+_Protection = tuple[dict[str, Guard], _Visible]
 
 
 @dataclass(frozen=True)
@@ -58,8 +65,8 @@ class Answering(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        blueprint: Blueprint,
-        inputs: CallInputs,
+        made: tuple[Blueprint, ...],
+        examples: tuple[CallInputs, ...],
         *,
         forward_transfer: bool,
         keep_head: bool,
@@ -69,8 +76,11 @@ class Answering(nn.Module):
         self.backbone = model
         self.heads = nn.ModuleDict()
         self.pins = Pins()
-        self.blueprint = blueprint
-        self.example = inputs
+        self.blueprint = blueprint = made[0]
+        self.examples = examples
+        self.check_calls = True
+        self._calls = Calls.of(examples, made)
+        self._call = self._calls.first
         self.keep_head = keep_head
         self.recycle = recycle
         self.owners = Owners.none(
@@ -85,11 +95,17 @@ class Answering(nn.Module):
         self._snapshot: Snapshot | None = None
         self._finite: Any = None
         self._guards: dict[str, Guard] = {}
+        self._protections: dict[Call, _Protection] = {}
         self._parts: list[Part] = []
-        self._visible: dict[tuple[str | int, int], Tensor | None] = {}
+        self._visible: _Visible = {}
         self._settle(freeze=True)
         # what the analysis saw: a saved network is analysed in the same types again
         self._dtypes = self._types()
+
+    @property
+    def example(self) -> CallInputs:
+        """The first of the example inputs."""
+        return self.examples[0]
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -163,6 +179,8 @@ class Answering(nn.Module):
 
     def _before(self, args: Any, kwargs: Any) -> None:
         self._follow()
+        if self.check_calls:
+            self._meet(args, kwargs)
         learning = self.training and torch.is_grad_enabled()
         self.pins.before_forward(learning)
         leaves = pytree.tree_leaves((args, kwargs))
@@ -170,13 +188,16 @@ class Answering(nn.Module):
             torch.is_grad_enabled()
             and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
         )
+        self._start_counting()
+
+    def _start_counting(self) -> None:
         for each in self._guards.values():
             each.runs = 0
             if each.counter is not None:
                 each.counter.done = 0
 
     def _answer_all(self, asked: tuple[int, ...], args: Any, kwargs: Any) -> list[Any]:
-        if not self.blueprint.joint or len(asked) == 1:
+        if not self._call.blueprint.joint or len(asked) == 1:
             return [self._answer(task, args, kwargs) for task in asked]
         output = self._run(asked, args, kwargs)
         parts = [self._part(output, position, asked) for position in range(len(asked))]
@@ -194,6 +215,38 @@ class Answering(nn.Module):
 
     def _run(self, tasks: tuple[int, ...], args: Any, kwargs: Any) -> Any:
         """One pass of the body, for some heads."""
+        watched = self._call.blueprint.looks and self.check_calls and not self.training
+        if watched and not torch.compiler.is_compiling():
+            return self._watched_pass(tasks, args, kwargs)
+        return self._pass(tasks, args, kwargs)
+
+    def _watched_pass(self, tasks: tuple[int, ...], args: Any, kwargs: Any) -> Any:
+        """A pass of a model that looks at data: the path that it has taken is one that is known.
+
+        Raises:
+            EnforcementError: it is not, and needs something that the network's plan does not keep.
+        """
+        output, problem = None, None
+        with decisions() as seen:
+            try:
+                output = self._pass(tasks, args, kwargs)
+            except EnforcementError as error:  # perhaps it needs to be protected as another path
+                problem = error
+        key = (signature(args, kwargs), *seen)
+        call = self._calls.paths.get(key)
+        if call is None:
+            known = None if problem else tuple(seen)
+            call = self._analysed(CallInputs(args, kwargs, known))
+            if problem is None:
+                self._calls.paths[key] = call
+        if call is not self._call:
+            self._protect(call)
+            return self._watched_pass(tasks, args, kwargs)
+        if problem is not None:
+            raise problem
+        return output
+
+    def _pass(self, tasks: tuple[int, ...], args: Any, kwargs: Any) -> Any:
         self._runtime.tasks = tasks
         if torch.compiler.is_compiling():
             with self._parameter_heads(tasks):
@@ -234,16 +287,18 @@ class Answering(nn.Module):
         """What one task sees of an output that holds those of several tasks side by side."""
         task = asked[position]
         leaves, structure = pytree.tree_flatten(output)
-        attached = self.blueprint.heads[0]
+        blueprint = self._call.blueprint
+        attached = blueprint.heads[0]
         if attached.layer == ATTACHED:
             features = leaves[attached.reads]
             if self._runtime.features is not None:
                 self._runtime.features[ATTACHED] = features
             return self._head(task, ATTACHED)(heads.mask(features, self._visible[ATTACHED, task]))
-        if len(leaves) != len(self.blueprint.outputs):  # a model with other outputs in training
-            return output
+        if len(leaves) != len(blueprint.outputs) and self.training:
+            return output  # a model may have other outputs in training
+        enforce.check_outputs(leaves, blueprint)
         parts = []
-        for number, (leaf, where) in enumerate(zip(leaves, self.blueprint.split, strict=True)):
+        for number, (leaf, where) in enumerate(zip(leaves, blueprint.split, strict=True)):
             if len(asked) > 1 and where is not None:
                 dim, layer = where
                 leaf = leaf.split([self._tasks[t].classes[layer] for t in asked], dim)[position]
@@ -302,6 +357,7 @@ class Answering(nn.Module):
         # they keep requires_grad, for torch.matmul picks its kernel, and so its bits, by that
         self._ddp_params_and_buffers_to_ignore = self._unused()
         watch(self.pins)
+        self._protections = {}
         self._install()
         self._parts = parts(self.backbone)
         self._finite = None
@@ -352,23 +408,94 @@ class Answering(nn.Module):
 
     def _install(self) -> None:
         """Put guards on the modules that need one, take them from the others."""
-        device = lambda path: device_of(self.backbone, path)  # noqa: E731
-        found = enforce.guards(self.blueprint, self.owners, self._runtime, device)
-        looked_at = {head.layer: head.inputs for head in self.blueprint.heads}
-        looked_at |= dict(enumerate(self.blueprint.outputs))  # type: ignore[arg-type]
-        self._visible = {
-            (key, task.index): enforce.visible(classes, task.index, self.owners, device(""))
-            for key, classes in looked_at.items()
-            for task in self._tasks
-        }
-        for head in self.blueprint.heads:
-            if head.leaf is None and head.layer != ATTACHED and self._tasks:
-                found[head.holder] = Guard(head.holder, whole=self._slot(head))
+        found, self._visible = self._protection(self._call)
         paths = set(self._guards) | set(found)
         self._guards = {**self._guards, **found}  # those there may be, if this is interrupted
         for path in paths:
             guard(self.backbone.get_submodule(path), found.get(path))
         self._guards = found
+
+    def _protection(self, call: Call) -> _Protection:
+        """The guards that a call needs, and what each task may see in it."""
+        if call in self._protections:
+            return self._protections[call]
+        device = lambda path: device_of(self.backbone, path)  # noqa: E731
+        found = enforce.guards(self.blueprint, self.owners, call, self._runtime, device)
+        looked_at: dict[str | int, Tensor | None] = dict(enumerate(call.blueprint.outputs))
+        looked_at |= {head.layer: head.inputs for head in call.blueprint.heads}
+        owners = call.owners(self.owners)
+        visible: _Visible = {
+            (key, task.index): enforce.visible(classes, task.index, owners, device(""))
+            for key, classes in looked_at.items()
+            for task in self._tasks
+        }
+        for head in call.blueprint.heads:
+            if head.leaf is None and head.layer != ATTACHED and self._tasks:
+                found[head.holder] = Guard(head.holder, whole=self._slot(head, visible))
+        self._protections[call] = found, visible
+        return found, visible
+
+    # -- calls that no example has shown -------------------------------------------------------
+
+    def _meet(self, args: Any, kwargs: Any) -> None:
+        """Protect what follows as this call needs it; analyse a call that is new.
+
+        Raises:
+            EnforcementError: in eval mode, the call is not one that can be answered.
+        """
+        try:
+            key = signature(args, kwargs)
+        except UnknownArgumentError as error:
+            if not self.training:
+                raise EnforcementError(
+                    f"the network is called with a {error}, whose content cannot be analysed",
+                    remedy="pass tensors, plain values, and tuples, lists and dicts of those",
+                ) from error
+            return
+        call = self._calls.known.get(key)
+        if call is None:
+            call = self._met_first(key, CallInputs(args, kwargs))
+        if call is not self._call:
+            self._protect(call)
+
+    def _protect(self, call: Call) -> None:
+        """Put the guards on that a call needs."""
+        self._call = call
+        self._install()
+        self._start_counting()
+
+    def _met_first(self, key: Hashable, inputs: CallInputs) -> Call:
+        """Analyse a call that is new. In training, of which nothing is promised, any call goes."""
+        refusal = self._calls.refused.get(key)
+        if refusal is None:
+            try:
+                call = self._calls.known[key] = self._analysed(inputs)
+                return call
+            except AutoeideticError as error:
+                refusal = self._calls.refused[key] = error
+        if self.training:
+            return self._calls.first
+        raise refusal
+
+    def _analysed(self, inputs: CallInputs) -> Call:
+        """A call that is new, analysed together with the examples."""
+        device = device_of(self.backbone, "").type
+        with self.unguarded(), torch.autocast(device, enabled=False):
+            call = analysed(self.backbone, self._examples_now(), self.blueprint, inputs)
+        return self._calls.one_of(call)
+
+    def _examples_now(self) -> tuple[CallInputs, ...]:
+        """The examples in the type and on the device that the network has now."""
+        kinds = {self._dtypes[n]: kind for n, kind in self._types().items() if n in self._dtypes}
+        device = device_of(self.backbone, "")
+
+        def now(leaf: Tensor) -> Tensor:
+            return leaf.to(leaf.device if leaf.is_meta else device, kinds.get(leaf.dtype))
+
+        return tuple(
+            CallInputs(*pytree.tree_map_only(Tensor, now, (each.args, each.kwargs)))
+            for each in self.examples
+        )
 
     @contextmanager
     def unguarded(self) -> Iterator[None]:
@@ -385,11 +512,11 @@ class Answering(nn.Module):
         """A task's own head in the place of a layer; None when it uses the layer itself."""
         return self.heads[str(task)]._modules.get(heads.key(layer))
 
-    def _slot(self, head: HeadPlan) -> heads.HeadSlot:
+    def _slot(self, head: HeadPlan, visible: _Visible) -> heads.HeadSlot:
         slot = heads.HeadSlot(self._runtime, head.layer, head.dim)
         for task in self._tasks:
             slot.heads[task.index] = self._head(task.index, head.layer)
-            seen = None if head.nested else self._visible[head.layer, task.index]
+            seen = None if head.nested else visible[head.layer, task.index]
             slot.visible[task.index] = seen
         return slot
 
@@ -425,7 +552,11 @@ class Answering(nn.Module):
         return {name: home[leaf].dtype for name, (home, leaf) in self._slots.items()}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_parts": []}  # classes with guards have no name to be found by
+        return {
+            **self.__dict__,
+            "_parts": [],
+            "_protections": {},
+        }  # classes with guards have no name to be found by
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,9 @@ from torch.utils import _pytree as pytree
 from .dependencies import Dependencies
 from .errors import HeadError, Place
 from .graph import Capture, operator_name
-from .plan import Plan, layer_of
+from .plan import Nested, Plan, layer_of
 from .structure import Group
-from .values import core, varies
+from .values import compress, core, varies
 
 Array = np.ndarray
 #: What may follow heads whose results go side by side. Not a pooling or an interpolation: their
@@ -53,11 +53,15 @@ class HeadPlan:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """``outputs`` are the leaves of the model's output: the classes in each, None for none.
+    """What conversion needs to know of one analysed call; the first six say the same of all calls.
+
+    ``nested`` are the modules that are evaluated level by level, as this call calls them.
+    ``outputs`` are the leaves of the model's output: the classes in each, None for none.
 
     ``split`` gives for each of them the dimension along which a head's classes lie, and that
     head's layer; None: no head is in it. ``joint``: one pass of the body can answer for several
-    tasks.
+    tasks. ``looks``: Python code looks at data on the way, so that a signature alone does not tell
+    the path.
     """
 
     plan: Plan
@@ -65,6 +69,7 @@ class Blueprint:
     heads: tuple[HeadPlan, ...]
     outside: Array
     locked: Array
+    nested: tuple[Nested, ...]
     outputs: tuple[Tensor | None, ...]
     split: tuple[tuple[int, str] | None, ...]
     joint: bool
@@ -72,35 +77,44 @@ class Blueprint:
     aliases: dict[str, str]
     modules: dict[str, tuple[Tensor | None, ...]]
     operators: tuple[str, ...]
+    looks: bool
 
     def __deepcopy__(self, memo: Any) -> Blueprint:
         return self  # immutable: copies of a network share it
 
 
-def blueprint(model: nn.Module, deps: Dependencies) -> Blueprint:
-    """Read a blueprint off an analysis.
+def blueprints(model: nn.Module, deps: Dependencies) -> tuple[Blueprint, ...]:
+    """Read a blueprint for each of the analysed calls off an analysis.
 
     Raises:
         HeadError: the model has no output layer and nothing a head could be attached to.
     """
+    heads = _heads(model, deps)
+    examples = range(len(deps.capture.roots))
+    if heads:
+        return tuple(_blueprint(deps, heads, example) for example in examples)
+    first = _attached(pytree.tree_leaves(deps.plan.outputs[0]))
+    return tuple(_blueprint(deps, (_same_leaf(first, deps, e),), e) for e in examples)
+
+
+def _blueprint(deps: Dependencies, heads: tuple[HeadPlan, ...], example: int) -> Blueprint:
     plan, capture = deps.plan, deps.capture
     classes = deps.values
     of = lambda node: classes.get(node.name)  # noqa: E731
-    leaves = pytree.tree_leaves(plan.outputs)
-    heads = _heads(model, deps)
-    if not heads:
-        heads = (_attached(leaves),)
+    leaves = pytree.tree_leaves(plan.outputs[example])
     split = tuple(_split(leaf, heads, plan) for leaf in leaves)
     structure = deps._structure
+    nested = (each.within(example) for each in plan.nested)
     return Blueprint(
         plan=plan,
         groups=deps.groups,
         heads=heads,
         outside=structure.outside,
         locked=structure.locked_classes,
+        nested=tuple(each for each in nested if each.calls),
         outputs=tuple(leaves),
         split=split,
-        joint=_joint(heads, split, deps),
+        joint=_joint(heads, split, deps, example),
         constants=_constants(capture, plan),
         aliases=dict(capture.aliases),
         modules={
@@ -109,8 +123,10 @@ def blueprint(model: nn.Module, deps: Dependencies) -> Blueprint:
                 for leaf in pytree.tree_leaves(call.outputs)
             )
             for call in reversed(capture.calls.values())
+            if capture.example_of(call.scope) == example
         },
         operators=tuple(f"{node.op} {node.target}" for node in capture.graph.nodes),
+        looks=capture.way == "real",
     )
 
 
@@ -145,12 +161,12 @@ def _heads(model: nn.Module, deps: Dependencies) -> tuple[HeadPlan, ...]:
 def _module_head(deps: Dependencies, path: str, parameters: tuple[str, ...], size: int) -> HeadPlan:
     calls = [call for call in deps.capture.calls.values() if call.path == path]
     given = [_nodes((call.args, call.kwargs)) for call in calls]
-    inputs = [deps.values[node.name] for nodes in given for node in nodes]
+    inputs = [compress(deps.values[node.name]) for nodes in given for node in nodes]
     outputs = [deps.values[node.name] for call in calls for node in _nodes(call.outputs)]
     if (
         not outputs
         or any(len(nodes) != 1 for nodes in given)
-        or any(not torch.equal(classes, inputs[0]) for classes in inputs)
+        or any(not _same_channels(classes, inputs[0]) for classes in inputs)
     ):
         raise HeadError(
             "the output layer is called on different features, or not as a module",
@@ -165,6 +181,33 @@ def _module_head(deps: Dependencies, path: str, parameters: tuple[str, ...], siz
     around = [n.module for n in deps.plan.nested if path.startswith(f"{n.module}.")]
     nested = around[0] if around else ""
     return HeadPlan(path, path, None, parameters, size, inputs[0], dim, nested=nested)
+
+
+def _same_channels(left: Tensor, right: Tensor) -> bool:
+    """Are the classes the same, whatever the sizes are along which none varies?"""
+    left, right = core(compress(left)), core(compress(right))
+    return left.shape == right.shape and torch.equal(left, right)
+
+
+def _same_leaf(head: HeadPlan, deps: Dependencies, example: int) -> HeadPlan:
+    """An attached head in another analysed call: it reads the output of the same name.
+
+    Raises:
+        HeadError: there is none, or it has other channels.
+    """
+    paths = [
+        [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(outputs)[0]]
+        for outputs in (deps.plan.outputs[0], deps.plan.outputs[example])
+    ]
+    name = paths[0][head.reads]
+    leaves = pytree.tree_leaves(deps.plan.outputs[example])
+    found = leaves[paths[1].index(name)] if name in paths[1] else None
+    if found is None or not _same_channels(found, head.inputs):
+        raise HeadError(
+            f"the heads read the model's output{name}, which this call does not return alike",
+            remedy="call the model with the arguments that it was converted with",
+        )
+    return replace(head, reads=paths[1].index(name))
 
 
 def _parameter_head(deps: Dependencies, name: str) -> HeadPlan:
@@ -218,6 +261,7 @@ def _joint(
     heads: tuple[HeadPlan, ...],
     split: tuple[tuple[int, str] | None, ...],
     deps: Dependencies,
+    example: int,
 ) -> bool:
     """Can several heads' results go side by side through what follows the heads?
 
@@ -228,7 +272,11 @@ def _joint(
     if any(head.leaf is not None or head.dim < 0 or head.nested for head in heads):
         return False
     paths = {head.holder for head in heads}
-    calls = [call for call in deps.capture.calls.values() if call.path in paths]
+    calls = [
+        call
+        for call in deps.capture.calls.values()
+        if call.path in paths and deps.capture.example_of(call.scope) == example
+    ]
     after = {node for call in calls for node in _nodes(call.outputs)}
     for node in deps.capture.graph.nodes:
         if node in after or not after.intersection(node.all_input_nodes):
@@ -238,7 +286,7 @@ def _joint(
         if operator_name(node) not in _SIDE_BY_SIDE:
             return False
         after.add(node)
-    outputs = pytree.tree_leaves(deps.capture.output)
+    outputs = pytree.tree_leaves(deps.capture.outputs[example])
     return all(
         where is not None or node not in after
         for node, where in zip(outputs, split, strict=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import shapes
+from .decisions import LEAVES_TORCH
 from .errors import AutoeideticError, CaptureError, InputError, Place
 from .generators import untouched_generators
 from .graph import Capture
@@ -36,13 +37,12 @@ from .trees import leaves
 
 _MODULE_CALL_LOCK = threading.RLock()
 _CONTAINERS = (dict, list, set, OrderedDict)
-_LEAVES_TORCH = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__}
 _READS_LISTS = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
 _SETS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
-def capture(model: nn.Module, inputs: CallInputs) -> Capture:
-    """Record one call of ``model`` in eval mode, leaving the model as it was.
+def capture(model: nn.Module, *inputs: CallInputs) -> Capture:
+    """Record calls of ``model`` in eval mode in one graph, leaving the model as it was.
 
     Raises:
         CaptureError: the model runs neither on meta tensors nor on real ones.
@@ -80,7 +80,7 @@ def capture_function(function: Callable[..., Any], args: Any, kwargs: dict[str, 
     with torch.no_grad(), _DispatchMode(recorder), _FunctionMode(recorder):
         args, kwargs = recorder.placeholders((args, kwargs))
         output = function(*args, **kwargs)
-    return recorder.finish(output)
+    return recorder.finish([output])
 
 
 def _failure(model: nn.Module, first: Exception, second: Exception | None) -> CaptureError:
@@ -102,10 +102,10 @@ def _fact(way: str, error: Exception) -> str:
     return f"{way}: {type(error).__name__}: {text.splitlines()[0]}"
 
 
-def _run(model: nn.Module, inputs: CallInputs, way: str) -> Capture:
+def _run(model: nn.Module, inputs: Sequence[CallInputs], way: str) -> Capture:
     recorder = Recorder(model, way)
     try:
-        return _record(recorder, model, inputs)
+        return recorder.finish([_record(recorder, model, each) for each in inputs])
     except Exception as error:
         error._autoeidetic_recorder = recorder  # type: ignore[attr-defined]
         raise
@@ -121,7 +121,7 @@ def captured_part(error: BaseException | None) -> Capture | None:
     return None
 
 
-def _record(recorder: Recorder, model: nn.Module, inputs: CallInputs) -> Capture:
+def _record(recorder: Recorder, model: nn.Module, inputs: CallInputs) -> Any:
     with (
         _MODULE_CALL_LOCK,
         torch.no_grad(),
@@ -131,8 +131,8 @@ def _record(recorder: Recorder, model: nn.Module, inputs: CallInputs) -> Capture
         _FunctionMode(recorder),
     ):
         args, kwargs = recorder.placeholders((inputs.args, inputs.kwargs))
-        output = model(*args, **kwargs)
-    return recorder.finish(output)
+        with recorder.deciding(inputs.decisions):
+            return model(*args, **kwargs)
 
 
 @contextmanager
@@ -239,7 +239,7 @@ class _FunctionMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _LEAVES_TORCH:
+        if func in LEAVES_TORCH:
             self.recorder.leave_torch(func, args[0])
         if func in _READS_LISTS:
             for tensor in _in_lists((*args, *kwargs.values())):

@@ -12,9 +12,9 @@ from torch import nn
 
 from . import rehearse as rehearsal
 from .analysis import analyze
-from .blueprint import ATTACHED, blueprint
+from .blueprint import ATTACHED, blueprints
 from .errors import InputError, Place
-from .inputs import call_inputs, check_module
+from .inputs import check_module, example_calls
 from .layers.guard import Guarded
 from .net import EideticNet
 
@@ -37,7 +37,9 @@ def convert(
     Args:
         model: any ``nn.Module``.
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword
-            arguments. May be left out for timm, torchvision and transformers models.
+            arguments. May be left out for timm, torchvision and transformers models. A list
+            holds several examples, which are analysed as one: pass it when the model takes
+            different paths (flags, masks, short and long inputs).
         inplace: use the model itself instead of a copy.
         forward_transfer: later tasks read what earlier ones learned; False keeps tasks apart.
         keep_head: the model's own output layer is the head of task 0.
@@ -83,9 +85,10 @@ def convert(
 def _converted(
     model: nn.Module, example_inputs: Any, inplace: bool, *, keep_head: bool, **options: Any
 ) -> EideticNet:
-    deps = analyze(model, example_inputs)
-    plan = blueprint(model, deps)
-    if keep_head and plan.heads[0].layer == ATTACHED:
+    examples = example_calls(model, example_inputs)
+    deps = analyze(model, list(examples))
+    plan = blueprints(model, deps)
+    if keep_head and plan[0].heads[0].layer == ATTACHED:
         raise InputError(
             "keep_head=True, but the model has no output layer to keep",
             remedy="leave keep_head out: every task gets a head of its own",
@@ -94,8 +97,7 @@ def _converted(
         _check_trainable(model)
     else:
         model = _copy(model)
-    inputs = call_inputs(model, example_inputs)
-    return EideticNet(model, plan, inputs, keep_head=keep_head, **options)
+    return EideticNet(model, plan, examples, keep_head=keep_head, **options)
 
 
 def _check_new(model: nn.Module) -> None:

@@ -6,8 +6,8 @@ with the same members in the same layers are a group: what is pruned by percenta
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ from .graph import operator_name
 from .nesting import accepted_sites, nested_modules, structure
 from .plan import ParameterPlan, Plan, Read, layer_of
 from .propagate import Propagation, unit_numbers
-from .values import Value, array, core
+from .values import Value, array, compress, core
 
 Array = np.ndarray
 _ROUNDS = 32
@@ -58,7 +58,7 @@ def couple(propagation: Propagation) -> Coupling:
     relabel = lambda tags: _relabel(tags, labels)  # noqa: E731
     owners = {name: relabel(algebra.owners[name]) for name in algebra.parameter_shapes}
     reads = _reads(propagation, owners, relabel)
-    classes = lambda node: relabel(tags[node]) if node in tags else None  # noqa: E731
+    classes = lambda node: compress(relabel(tags[node])) if node in tags else None  # noqa: E731
     count = int(labels.max(initial=0))
     elements = _elements(owners, count)
     edges = _edges(propagation, labels, set(nested))
@@ -79,7 +79,8 @@ def couple(propagation: Propagation) -> Coupling:
         },
         buffers={name: relabel(units) for name, units in algebra.buffers.items()},
         nested=nested_modules(propagation, nested, classes),
-        outputs=structure(propagation.capture.output, classes),
+        outputs=structure(propagation.capture.outputs, classes),
+        unreached=_unreached(algebra, labels, count),
     )
     group_of_class, groups = _groups(plan)
     return Coupling(
@@ -100,6 +101,7 @@ def _own_unused(algebra: Algebra) -> set[str]:
     for name in unused:
         unit = torch.from_numpy(algebra.units.new(1)).reshape(())
         algebra.owners[name] = unit.expand(algebra.parameter_shapes[name])
+    algebra.rests.clear()  # those of the analysis itself were read whole
     for name in algebra.parameter_shapes:
         algebra.complete(name)
     return unused
@@ -120,7 +122,7 @@ def _output_units(propagation: Propagation, tags: dict[fx.Node, Tensor]) -> Arra
     Raises:
         NoParametersError: there are none.
     """
-    leaves = [n for n in pytree.tree_leaves(propagation.capture.output) if isinstance(n, fx.Node)]
+    leaves = [n for n in pytree.tree_leaves(propagation.capture.outputs) if isinstance(n, fx.Node)]
     found = [unit_numbers(tags[node]) for node in leaves]
     units = np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
     if not len(units):
@@ -145,7 +147,11 @@ def _classes(propagation: Propagation, outputs: Array, nested: set[int]) -> Arra
     for use in propagation.algebra.reads:
         read[array(use.columns)] = True
     signature = _layer_signature(propagation.algebra)
+    several = len(propagation.capture.roots) > 1
+    owning = np.concatenate([array(owner) for owner in propagation.algebra.owners.values()])
     for _ in range(_ROUNDS):
+        if several:
+            labels = _merge_equal_mixtures(labels, left, right, owning)
         merged = _merge_useless_apart(labels, left, right, read, signature)
         if merged is None:
             break
@@ -199,6 +205,40 @@ def _layer_signature(algebra: Algebra) -> Array:
             layers[layer] = random.integers(1, 1 << 63, dtype=np.uint64)
         signature[array(owner)] = layers[layer]
     return signature
+
+
+def _merge_equal_mixtures(labels: Array, left: Array, right: Array, owning: Array) -> Array:
+    """Join classes without elements that require the same classes.
+
+    Each analysed call makes derived units of its own. Where two calls mix the same channels, a
+    class must not be told from another because one call more requires it.
+    """
+    random = np.random.default_rng(3)
+    while True:
+        size = int(labels.max()) + 1
+        derived = np.ones(size, bool)
+        derived[labels[owning]] = False
+        derived[0] = False
+        a, b = labels[left], labels[right]
+        apart = (a != b) & (b != 0) & derived[a]
+        pairs = np.unique(a[apart] * size + b[apart])
+        key = random.integers(1, 1 << 63, size, dtype=np.uint64)
+        required = np.zeros(size, np.uint64)
+        np.add.at(required, pairs // size, key[pairs % size])
+        several = np.flatnonzero(derived & (required != 0))
+        _, first, inverse = np.unique(required[several], return_index=True, return_inverse=True)
+        target = np.arange(size)
+        target[several] = several[first[inverse.reshape(-1)]]
+        if np.array_equal(target, np.arange(size)):
+            return labels
+        labels = _compact(_strong(target[labels], left, right))
+
+
+def _unreached(algebra: Algebra, labels: Array, count: int) -> Array:
+    """The classes of what :meth:`Ownership.complete` has found without a unit."""
+    found = np.zeros(count + 1, bool)
+    found[labels[algebra.rests]] = True
+    return found
 
 
 def _merge_useless_apart(
@@ -269,20 +309,36 @@ def _relabel(tags: Tensor, labels: Array) -> Tensor:
 def _reads(
     propagation: Propagation, owners: dict[str, Tensor], relabel: Callable[[Tensor], Tensor]
 ) -> dict[str, list[Read]]:
+    """The uses of each weight. What several analysed calls have in common counts once."""
     reads: dict[str, list[Read]] = defaultdict(list)
+    kept: Counter[Hashable] = Counter()
+    seen: Counter[Hashable] = Counter()
+    several = len(propagation.capture.roots) > 1
     for use in propagation.algebra.reads:
         node = propagation.nodes[use.node]
-        reads[use.parameter].append(
-            Read(
-                columns=relabel(use.columns),
-                rows=owners[use.parameter] if use.rows is None else relabel(use.rows),
-                transformed=use.rows is not None,
-                module=node.meta["module"],
-                operator=operator_name(node),
-                line=node.meta["line"],
-            )
+        read = Read(
+            columns=relabel(use.columns),
+            rows=owners[use.parameter] if use.rows is None else relabel(use.rows),
+            transformed=use.rows is not None,
+            module=node.meta["module"],
+            operator=operator_name(node),
+            line=node.meta["line"],
         )
+        if several:
+            key = (use.parameter, *_about(read))
+            seen[propagation.capture.example_of(node.meta["scope"]), key] += 1
+            if seen[propagation.capture.example_of(node.meta["scope"]), key] <= kept[key]:
+                continue
+            kept[key] += 1
+        reads[use.parameter].append(read)
     return reads
+
+
+def _about(read: Read) -> tuple[Hashable, ...]:
+    """Everything about a read, without the sizes of dimensions in which nothing varies."""
+    small = [core(compress(classes)) for classes in (read.columns, read.rows)]
+    classes = [(tuple(each.shape), each.numpy().tobytes()) for each in small]
+    return read.module, read.operator, read.transformed, *classes
 
 
 def _read_classes(reads: dict[str, list[Read]], count: int) -> Array:

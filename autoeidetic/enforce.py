@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .blueprint import Blueprint, HeadPlan
+from .calls import Call
 from .errors import EnforcementError, Place
+from .inputs import PLAIN
 from .layers.guard import CallCounter, Guard, Runtime
 from .layers.nested import Level, Masks, NestedHead, NestedModule
 from .layers.tables import LevelTable
@@ -96,9 +98,16 @@ def _is_layer(name: str, entry: ParameterPlan) -> bool:
 
 
 def guards(
-    blueprint: Blueprint, owners: Owners, runtime: Runtime, device: Callable[[str], torch.device]
+    blueprint: Blueprint,
+    owners: Owners,
+    call: Call,
+    runtime: Runtime,
+    device: Callable[[str], torch.device],
 ) -> dict[str, Guard]:
-    """The guard of every module that needs one, by path. ``device`` of a module's tensors."""
+    """The guard of every module that needs one, by path. ``device`` of a module's tensors.
+
+    What modules read and make depends on how the model is called.
+    """
     found: dict[str, Guard] = {}
 
     def at(path: str) -> Guard:
@@ -116,7 +125,8 @@ def guards(
         at(path).treatments.append(statistics)
     for path, weight in _computed(blueprint, owners, runtime, device).items():
         at(path).treatments.append(weight)
-    for nested in blueprint.plan.nested:
+    blueprint, owners = call.blueprint, call.owners(owners)
+    for nested in blueprint.nested:
         if any(_in_place_of(nested.module, head) for head in blueprint.heads):
             continue  # heads look at nothing but what their task may see
         place = device(nested.module)
@@ -353,6 +363,29 @@ def _held(blueprint: Blueprint, path: str) -> list[tuple[str, str, Tensor]]:
             holder, _, leaf = name.removeprefix(f"{path}.").rpartition(".")
             result.append((holder, leaf, owner))
     return result
+
+
+def check_outputs(leaves: list[Any], blueprint: Blueprint) -> None:
+    """Does a call return what its analysis saw, and nothing that could hide something?
+
+    Raises:
+        EnforcementError: it does not.
+    """
+    if len(leaves) != len(blueprint.outputs):
+        raise EnforcementError(
+            f"the model returned {len(leaves)} values where the analysis saw "
+            f"{len(blueprint.outputs)}",
+            remedy="call the model as it was analysed, or convert it with this call among the "
+            "examples: convert(model, [example, another])",
+        )
+    for leaf in leaves:
+        if not isinstance(leaf, (Tensor, *PLAIN)):
+            kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+            raise EnforcementError(
+                f"the model returned a {kind}, of which nobody can tell what a task may see",
+                remedy="switch that output off (use_cache=False, for a cache), or let the model "
+                "return tensors in tuples, lists and dicts",
+            )
 
 
 def check_runs(guards: dict[str, Guard]) -> None:

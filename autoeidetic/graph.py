@@ -36,7 +36,8 @@ class Capture:
     ``node.meta`` holds ``shape``, ``dtype`` and ``layout`` (strides and offset) of a tensor,
     ``module`` (path), ``line`` (``file:line`` of the user's source), ``scope`` (ids of the
     module calls around it) and, for constants, ``const``. ``types`` has the class of every module
-    by its path.
+    by its path. ``outputs`` has the structure of each analysed call's output, ``roots`` the id of
+    the call itself: the first of every ``scope`` in it.
     """
 
     graph: fx.Graph
@@ -47,7 +48,12 @@ class Capture:
     constants: dict[str, Tensor]
     calls: dict[int, ModuleCall]
     types: dict[str, str]
-    output: Any
+    outputs: tuple[Any, ...]
+    roots: tuple[int, ...]
+
+    def example_of(self, scope: tuple[int, ...]) -> int:
+        """The number of the analysed call that something in this scope belongs to."""
+        return self.roots.index(scope[0])
 
     def module(self) -> fx.GraphModule:
         """The graph as a module that can be run; it shares the model's tensors."""

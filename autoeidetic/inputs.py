@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +12,20 @@ from torch import Tensor, nn
 from .errors import InputError
 
 BATCH = 2
-_PLAIN = (int, float, bool, str, type(None), torch.dtype)
+PLAIN = (int, float, bool, str, type(None), torch.dtype)
 
 
 @dataclass(frozen=True)
 class CallInputs:
-    """The positional and keyword arguments of one call of the model."""
+    """The positional and keyword arguments of one call of the model.
+
+    ``decisions``: what the model's code has read out of tensors in this call, where that is known
+    (:mod:`autoeidetic.decisions`). Its analysis then takes the same path.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    decisions: tuple[Hashable, ...] | None = None
 
 
 def check_module(model: Any) -> None:
@@ -50,13 +55,34 @@ def check_loader(loader: Any, name: str) -> None:
         )
 
 
-def call_inputs(model: nn.Module, example_inputs: Any = None) -> CallInputs:
-    """Turn ``example_inputs`` into a call: a tensor, a tuple (positional) or a dict (keywords).
+def example_calls(model: nn.Module, example_inputs: Any = None) -> tuple[CallInputs, ...]:
+    """Turn ``example_inputs`` into calls: a list holds several examples, anything else is one.
 
     Raises:
         InputError: nothing was passed and the model is of no known family, or a leaf is
             neither a tensor nor a plain Python value.
     """
+    if not isinstance(example_inputs, list):
+        return (call_inputs(model, example_inputs),)
+    if not example_inputs:
+        raise InputError(
+            "example_inputs is an empty list",
+            remedy="pass one example, or a list of several: [example, another]",
+        )
+    for number, example in enumerate(example_inputs):
+        _check_leaves(example, f"example_inputs[{number}]")
+    return tuple(call_inputs(model, example) for example in example_inputs)
+
+
+def call_inputs(model: nn.Module, example_inputs: Any = None) -> CallInputs:
+    """Turn one example into a call: a tensor, a tuple (positional) or a dict (keywords).
+
+    Raises:
+        InputError: nothing was passed and the model is of no known family, or a leaf is
+            neither a tensor nor a plain Python value.
+    """
+    if isinstance(example_inputs, CallInputs):
+        return example_inputs
     if example_inputs is None:
         return _default_inputs(model)
     _check_leaves(example_inputs, "example_inputs")
@@ -68,13 +94,15 @@ def call_inputs(model: nn.Module, example_inputs: Any = None) -> CallInputs:
 
 
 def _check_leaves(value: Any, where: str) -> None:
-    if isinstance(value, Mapping):
+    if isinstance(value, CallInputs):
+        _check_leaves((value.args, value.kwargs), where)
+    elif isinstance(value, Mapping):
         for key, item in value.items():
             _check_leaves(item, f"{where}[{key!r}]")
     elif isinstance(value, (tuple, list)):
         for index, item in enumerate(value):
             _check_leaves(item, f"{where}[{index}]")
-    elif not isinstance(value, (Tensor, *_PLAIN)):
+    elif not isinstance(value, (Tensor, *PLAIN)):
         raise InputError(
             f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be "
             "traced",

@@ -107,6 +107,7 @@ def nested_modules(
                     )
                     for c in calls.values()
                 ),
+                examples=tuple(propagation.capture.example_of(c.scope) for c in calls.values()),
                 norms=_norms(propagation, calls, nodes, classes, set(sites) - {path}),
                 enclosed=any(
                     propagation.capture.calls[ident].path in set(sites) - {path}

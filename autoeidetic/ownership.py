@@ -40,6 +40,7 @@ class Ownership(Tags):
     roles: dict[tuple[str, str], int] = field(default_factory=dict)  # (parameter, role) -> node
     reads: list[WeightRead] = field(default_factory=list)
     buffers: dict[str, Tensor] = field(default_factory=dict)
+    rests: list[int] = field(default_factory=list)  # units of what nothing had used when asked
 
     def role(self, value: Value, role: str) -> None:
         """Remember how a parameter is used: output, depthwise, norm, shared, ..."""
@@ -59,6 +60,25 @@ class Ownership(Tags):
     def is_assigned(self, view: ParameterView) -> bool:
         return view.name in self.owners
 
+    def shows_new(self, view: ParameterView) -> bool:
+        """Has an element that the view shows no unit yet? (Another call showed a part only.)"""
+        owner = self.owners.get(view.name)
+        if owner is None or not bool((core(owner) < 0).any()):
+            return owner is None
+        return bool((self._shown(view) < 0).any())
+
+    def _shown(self, view: ParameterView) -> Tensor:
+        """The units of the elements that a view shows, -1 where there is none (sizes 1 kept)."""
+        owner = self.owners[view.name]
+        if view.coords is None:
+            return owner
+        dims = varies(owner)
+        if any(view.coords[d] is None for d in dims):
+            return torch.zeros(())  # they are looked at as a whole
+        small = core(owner)
+        index = [core(view.coords[d]) if d in dims else 0 for d in range(owner.dim())]  # type: ignore[arg-type]
+        return small[tuple(index)]
+
     def _assign_default(self, view: ParameterView) -> None:
         """Units along the dimension that most likely holds channels."""
         coords = view.coordinates()
@@ -75,6 +95,7 @@ class Ownership(Tags):
         owner = self.owners[name]
         if bool((core(owner) < 0).any()):
             rest = int(self.units.new(1)[0])
+            self.rests.append(rest)
             owner = self.owners[name] = compress(torch.where(owner < 0, rest, owner))
         return owner
 
@@ -219,7 +240,8 @@ class Ownership(Tags):
         view = value.parameter
         assert view is not None
         if is_zero(tags):
-            self._assign_default(view)
+            if not self.is_assigned(view):
+                self._assign_default(view)
             return
         padded = (1,) * (len(shape) - len(value.shape)) + value.shape
         tags = tags.expand(shape)
@@ -235,6 +257,9 @@ class Ownership(Tags):
                 units[blank] = torch.from_numpy(self.units.new(int(blank.sum())))
         drop = len(shape) - len(value.shape)
         units = units.reshape(units.shape[drop:]).expand(value.shape)
+        if self.is_assigned(view):  # only what has no unit yet gets one
+            known = self._shown(view)
+            units = compress(torch.where(known > 0, known, units).expand(value.shape))
         self.write_owner(view, units)
 
 

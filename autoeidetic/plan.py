@@ -5,7 +5,7 @@ Plain, immutable data: everything that comes after the analysis reads this and n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,7 @@ class Norm:
 class Nested:
     """A module that mixes channels and is to be evaluated level by level.
 
+    ``examples`` tells of each of its calls in which of the analysed calls of the model it was.
     ``norms`` lists, for each call, the layer, RMS and group norms in it when nothing else in the
     module mixes channels: then statistics per level do the work. None: the module is a black box.
     ``enclosed``: another such module is around it.
@@ -81,13 +82,26 @@ class Nested:
     operators: tuple[str, ...]
     lines: tuple[str, ...]
     calls: tuple[NestedCall, ...]
+    examples: tuple[int, ...]
     norms: tuple[tuple[Norm, ...], ...] | None
     enclosed: bool
+
+    def within(self, example: int) -> Nested:
+        """As it is called in one of the analysed calls of the model."""
+        own = [n for n, each in enumerate(self.examples) if each == example]
+        norms = None if self.norms is None else tuple(self.norms[n] for n in own)
+        calls = tuple(self.calls[n] for n in own)
+        return replace(self, calls=calls, norms=norms, examples=(example,) * len(own))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Classes are numbered from 1; 0 is the input and constants, available to every task."""
+    """Classes are numbered from 1; 0 is the input and constants, available to every task.
+
+    ``unreached`` marks the classes of elements that no analysed call reads, in parameters of which
+    other elements are read (the last rows of a position table). ``outputs`` has the classes in the
+    output of each analysed call of the model.
+    """
 
     classes: int
     elements: np.ndarray
@@ -95,7 +109,8 @@ class Plan:
     parameters: dict[str, ParameterPlan]
     buffers: dict[str, Tensor]
     nested: tuple[Nested, ...]
-    outputs: Any
+    outputs: tuple[Any, ...]
+    unreached: np.ndarray
 
     def __deepcopy__(self, memo: Any) -> Plan:
         return self  # immutable: copies of a network share it

@@ -159,7 +159,9 @@ class _Interpreter:
             self.soft[node] = frozenset()
         entering = {site for arg in node.all_input_nodes for site in self.soft.get(arg, ())}
         for site in entering:
-            self.sites[site].scope = _common(self.sites[site].scope, node.meta["scope"])
+            scope = self.sites[site].scope
+            if scope[:1] == node.meta["scope"][:1]:  # one call of the model tells another nothing
+                self.sites[site].scope = _common(scope, node.meta["scope"])
         if entering or node in self.soft:
             self.soft[node] = self._mixtures_in(result)
 
@@ -267,7 +269,7 @@ def _decomposed(algebra: Algebra, node: fx.Node, args: Any, kwargs: Any) -> Any:
                     return None
     finally:
         algebra.node = outer_node
-    return _lookup(inner.output, values)
+    return _lookup(inner.outputs[0], values)
 
 
 def _lookup(value: Any, values: dict[fx.Node, Any]) -> Any:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -21,7 +21,8 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from . import shapes
-from .errors import CaptureError, Place
+from .decisions import content, decides, outcome
+from .errors import CaptureError, EnforcementError, Place
 from .graph import Capture, ModuleCall
 from .trees import convert, leaves
 
@@ -136,6 +137,8 @@ class Recorder:
         self.calls: dict[int, ModuleCall] = {}
         self.next_call = 0
         self.recorded = 0  # how many operators so far
+        self.inputs = 0  # how many tensors the calls were given
+        self.decisions: Iterator[Hashable] | None = None  # what the code is known to read
         self.busy = False
 
     def _name_everything(self) -> None:
@@ -163,18 +166,19 @@ class Recorder:
         """Make a placeholder node for each tensor of the inputs; return what to call with."""
         items, spec = pytree.tree_flatten(inputs)
         tensors = [item for item in items if isinstance(item, Tensor)]
-        stands = iter([self._placeholder(index, t) for index, t in enumerate(tensors)])
+        stands = iter([self._placeholder(t) for t in tensors])
         items = [next(stands) if isinstance(item, Tensor) else item for item in items]
         return pytree.tree_unflatten(items, spec)
 
-    def _placeholder(self, index: int, given: Tensor) -> Tensor:
+    def _placeholder(self, given: Tensor) -> Tensor:
         if self.way == "meta":
             tensor = torch.empty_like(given, device="meta")
         elif given.is_meta:
             tensor = _random_like(given)
         else:
             tensor = given.detach().clone()
-        node = self.graph.placeholder(f"input_{index}")
+        node = self.graph.placeholder(f"input_{self.inputs}")
+        self.inputs += 1
         node.meta.update(module="", line="", scope=())
         self._bind(tensor, node)
         return tensor
@@ -222,17 +226,18 @@ class Recorder:
             return {key: self.structure(item) for key, item in value.items()}
         return None
 
-    def finish(self, output: Any) -> Capture:
-        items, spec = pytree.tree_flatten(output)
+    def finish(self, outputs: list[Any]) -> Capture:
+        """The graph of all calls so far, with their outputs one after another."""
+        items, spec = pytree.tree_flatten(tuple(outputs))
         nodes = [self._node(item) if isinstance(item, Tensor) else None for item in items]
         self.graph.output(tuple(nodes))
         return self._captured(pytree.tree_unflatten(nodes, spec))
 
     def unfinished(self) -> Capture:
         """What there is when the run has failed: a graph without an output."""
-        return self._captured(None)
+        return self._captured(())
 
-    def _captured(self, output: Any) -> Capture:
+    def _captured(self, outputs: tuple[Any, ...]) -> Capture:
         return Capture(
             graph=self.graph,
             way=self.way,
@@ -242,7 +247,8 @@ class Recorder:
             constants=self.constants,
             calls=self.calls,
             types=self.types,
-            output=output,
+            outputs=outputs,
+            roots=tuple(ident for ident, call in self.calls.items() if len(call.scope) == 1),
         )
 
     # -- one operator ------------------------------------------------------------------
@@ -253,9 +259,47 @@ class Recorder:
         """Run an operator and, when it depends on an input or a parameter, record it."""
         self.busy = True
         try:
-            return self._operator(func, args, kwargs, whole)
+            output = self._operator(func, args, kwargs, whole)
+            if self.way == "real" and decides(func, args):
+                output = self._decided(outcome(func, output), output)
+            return output
         finally:
             self.busy = False
+
+    @contextmanager
+    def deciding(self, decisions: tuple[Hashable, ...] | None) -> Iterator[None]:
+        """What the code reads out of tensors while this lasts, if that is known beforehand.
+
+        Raises:
+            EnforcementError: the code reads something else.
+        """
+        self.decisions = None if decisions is None else iter(decisions)
+        yield
+        if self.way == "real" and self.decisions is not None:
+            if next(self.decisions, None) is not None:
+                raise self._decided_otherwise()
+        self.decisions = None
+
+    def _decided(self, own: tuple[Any, ...], output: Any) -> Any:
+        """The result of an operator that may decide the path: a number as it is known to be."""
+        if self.decisions is None:
+            return output
+        known: Any = next(self.decisions, None)
+        if known == own:
+            return output
+        number = known is not None and len(known) == len(own) == 2 and known[0] == own[0]
+        if not number or isinstance(known[1], tuple):
+            raise self._decided_otherwise()
+        return known[1]
+
+    def _decided_otherwise(self) -> EnforcementError:
+        return EnforcementError(
+            "the model's code looks at values that are others in a network with several tasks than "
+            "in the model alone, so its path cannot be analysed",
+            place=self._place(""),
+            remedy="compute with tensors instead of numbers and sizes that depend on data "
+            "(torch.where instead of if)",
+        )
 
     def _operator(
         self, func: Any, args: Any, kwargs: dict[str, Any], whole: Callable[[], Any] | None
@@ -303,9 +347,12 @@ class Recorder:
     def leave_torch(self, func: Any, tensor: Tensor) -> None:
         """A tensor is about to become a list or a numpy array, which cannot be followed."""
         if not self._is_live(tensor):
+            if self.way == "real":
+                self._decided(content(func, tensor), None)
             return
         if self.way == "meta":
             raise RuntimeError(f"{func.__name__} of a value that depends on input or parameters")
+        self._decided(content(func, tensor), None)
         node = self._create(torch.ops.aten._local_scalar_dense.default, (tensor,), {})
         node.meta.update(shape=(), read_by_python=True)
 

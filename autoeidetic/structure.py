@@ -396,7 +396,7 @@ def _locked_classes(coupling: Coupling, kept: list[int], head_class: Array) -> A
         needed_by, needed = np.divmod(pairs[0], plan.classes + 1)
         locked[needed[pairs[1] == sizes[needed_by]]] = True
         locked[pairs_needed[locked[pairs_needed[:, 0]], 1]] = True
-    return locked & ~head_class & (plan.elements > 0)
+    return (locked | plan.unreached) & ~head_class & (plan.elements > 0)
 
 
 def _locked(

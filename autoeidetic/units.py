@@ -99,9 +99,10 @@ class Units:
         return units
 
     def mixing_sites(self, units: Array) -> Array:
-        """The mixing sites whose derived units are among ``units``."""
-        sites = np.unique(self._mixing[units])
-        return sites[sites >= 0]
+        """The mixing sites whose derived units are in the classes of ``units``."""
+        mixed = np.flatnonzero(self._mixing[: self.count] >= 0)
+        found = np.isin(self.find(mixed), self.find(units))
+        return np.unique(self._mixing[mixed[found]])
 
     @property
     def roots(self) -> Array:

@@ -436,7 +436,7 @@ class Nested:
         found = iter(list(leaves(after)))
         pairwise(
             before,
-            self.plan.outputs,
+            self.plan.outputs[0],
             lambda value, cls: compare((value, next(found)), self.kept_elements(value, cls)),
         )
         return worst
@@ -446,7 +446,7 @@ class Nested:
         counts: list[int] = []
         pairwise(
             outputs,
-            self.plan.outputs,
+            self.plan.outputs[0],
             lambda value, cls: counts.append(
                 int((self.kept_elements(value, cls) & (cls > 0)).sum())
             ),

@@ -350,7 +350,7 @@ def test_nodes_have_the_shapes_of_execution(name: str) -> None:
 
 def test_output_keeps_its_structure() -> None:
     model, inputs = MODELS["dictionary"]()
-    output = capture(model, call_inputs(model, inputs)).output
+    output = capture(model, call_inputs(model, inputs)).outputs[0]
     assert set(output) == {"y", "parts", "none"}
     assert output["none"] is None
     assert isinstance(output["parts"][0], fx.Node)

@@ -204,7 +204,7 @@ def _first(step: fx.Node) -> fx.Node:
 
 
 def _add_outputs(found: Boxes) -> None:
-    leaves: list[Any] = pytree.tree_leaves(found.capture.output)
+    leaves: list[Any] = pytree.tree_leaves(found.capture.outputs)
     nodes = [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
     ends = [node for node in found.capture.graph.nodes if node.op == "output"]
     for index, node in enumerate(nodes):
@@ -218,7 +218,7 @@ def _add_outputs(found: Boxes) -> None:
 
 def _without_dead_ends(found: Boxes) -> Boxes:
     """Leave out operators whose results nobody uses; of a graph that ends early they all stay."""
-    if found.capture.output is None:
+    if not found.capture.outputs:
         return found
     kept = set(range(len(found.boxes)))
     while True:

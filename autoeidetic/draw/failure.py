@@ -12,7 +12,7 @@ from ..analysis import analyze
 from ..capture import capture, captured_part
 from ..errors import AutoeideticError, CaptureError, InputError, Place
 from ..graph import Capture, place
-from ..inputs import call_inputs
+from ..inputs import example_calls
 from .drawing import describe, describe_capture
 from .lines import short
 from .parts import Drawing, Edge, Failure, Module, Node, Summary
@@ -31,7 +31,7 @@ def attempt(model: nn.Module, example_inputs: Any = None, title: str = "") -> Dr
     except AutoeideticError as error:
         part = captured_part(error)
         if part is None and not isinstance(error, CaptureError):  # it failed in the analysis
-            part = capture(model, call_inputs(model, example_inputs))
+            part = capture(model, *example_calls(model, example_inputs))
         return failed(error, part, title or type(model).__name__)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import autoeidetic
 
-from ..blueprint import blueprint
+from ..blueprint import blueprints
 from ..capacity import free_share
 from ..capture import capture
 from ..inputs import call_inputs
@@ -160,7 +160,7 @@ def _parameters(model: nn.Module) -> int:
 def _capacity(model: nn.Module, deps: Any) -> Record:
     """What a task that keeps half leaves free, as far as the plan tells without weights."""
     try:
-        plan = blueprint(model, deps)
+        plan = blueprints(model, deps)[0]
     except autoeidetic.HeadError as error:
         return {"free_after_half": None, "head_error": short(error)}
     owners = Owners.none(plan.plan, plan.outside, plan.locked, True).opened(0)

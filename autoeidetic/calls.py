@@ -1,0 +1,147 @@
+"""Calls: the ways of calling a model that were analysed, and what holds in each of them.
+
+A network answers only for calls that were analysed. The example inputs were; any other call is
+analysed when it is made for the first time, together with the examples, and must find nothing that
+is not in force already. All calls share the network's plan. They differ in what depends on shapes
+and on outputs: the channels of what nested modules read and make, and of what the model returns.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from .agreement import canonical, labels, translation
+from .analysis import analyze
+from .blueprint import Blueprint, HeadPlan, blueprints
+from .errors import AutoeideticError, EnforcementError, Place
+from .inputs import CallInputs
+from .owners import FREE, Owners
+from .signature import signature
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A way of calling the model that was analysed.
+
+    ``classes`` gives for each class of that analysis the class of the network's plan that has its
+    elements.
+    """
+
+    blueprint: Blueprint
+    classes: Array
+
+    def __deepcopy__(self, memo: Any) -> Call:
+        return self  # immutable: copies of a network share it
+
+    def owners(self, owners: Owners) -> Owners:
+        """The owners of the network's classes as owners of the classes of this analysis."""
+        plan = self.blueprint.plan
+        if plan is owners.plan:
+            return owners
+        has = plan.elements > 0
+        return replace(
+            owners,
+            plan=plan,
+            task=np.where(has, owners.task[self.classes], FREE).astype(owners.task.dtype),
+            pruned=has & owners.pruned[self.classes],
+            outside=self.blueprint.outside,
+            locked=has & owners.locked[self.classes],
+        )
+
+    @cached_property
+    def digest(self) -> str:
+        """Calls with the same digest are protected by the same masks, whoever owns what."""
+        plan = self.blueprint.plan
+        named = labels(plan, self.classes)
+        content: list[Any] = [
+            self.blueprint.split,
+            self.blueprint.joint,
+            self.blueprint.looks,
+            [head.reads for head in self.blueprint.heads],
+        ]
+        trees: list[Any] = [self.blueprint.outputs, [head.inputs for head in self.blueprint.heads]]
+        for nested in self.blueprint.nested:
+            content.append((nested.module, nested.enclosed, len(nested.calls)))
+            trees += [(call.args, call.kwargs, call.outputs) for call in nested.calls]
+            for norm in (norm for norms in nested.norms or () for norm in norms):
+                content.append((norm.operator, norm.groups))
+                trees.append((norm.inputs, norm.outputs))
+        content += [
+            None if leaf is None else canonical(leaf, named)
+            for tree in trees
+            for leaf in pytree.tree_leaves(tree)
+        ]
+        return blake2b(repr(content).encode(), digest_size=16).hexdigest()
+
+
+@dataclass
+class Calls:
+    """The calls of a network that are known, by signature and, where a model looks at data, path.
+
+    ``known`` has the calls by signature, ``paths`` the calls by signature and decisions.
+    """
+
+    examples: tuple[CallInputs, ...]
+    first: Call
+    known: dict[Hashable, Call] = field(default_factory=dict)
+    paths: dict[Hashable, Call] = field(default_factory=dict)
+    refused: dict[Hashable, AutoeideticError] = field(default_factory=dict)
+    digests: dict[str, Call] = field(default_factory=dict)
+
+    @staticmethod
+    def of(examples: tuple[CallInputs, ...], made: tuple[Blueprint, ...]) -> Calls:
+        """The calls that the conversion has analysed."""
+        classes = np.arange(made[0].plan.classes + 1)
+        calls = [Call(blueprint, classes) for blueprint in made]
+        result = Calls(examples, calls[0])
+        for inputs, call in zip(examples, calls, strict=True):
+            result.known[signature(inputs.args, inputs.kwargs)] = result.one_of(call)
+        return result
+
+    def one_of(self, call: Call) -> Call:
+        """The call, or one that is known and protected by the same masks."""
+        return self.digests.setdefault(call.digest, call)
+
+
+def analysed(
+    model: nn.Module, examples: tuple[CallInputs, ...], first: Blueprint, call: CallInputs
+) -> Call:
+    """Analyse a call that no example has shown; the model is the bare one.
+
+    Raises:
+        EnforcementError: the call needs something that the plan of the network does not keep.
+        AutoeideticError: the call cannot be analysed.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of the examples were given by the conversion
+        deps = analyze(model, [*examples, call])
+    classes = translation(first.plan, deps.plan)
+    made = blueprints(model, deps)[-1]
+    _check_heads(first, made)
+    return Call(made, classes)
+
+
+def _check_heads(first: Blueprint, made: Blueprint) -> None:
+    for before, now in zip(first.heads, made.heads, strict=True):
+        if _about(before) != _about(now):
+            raise EnforcementError(
+                "the output layer is used otherwise in this call than in the examples",
+                place=Place(module=before.layer),
+                remedy="convert the model with this call among the examples: "
+                "convert(model, [example, another])",
+            )
+
+
+def _about(head: HeadPlan) -> tuple[Any, ...]:
+    return head.layer, head.holder, head.leaf, head.parameters, head.size, head.dim, head.nested

@@ -1,0 +1,277 @@
+"""Calls that no example has shown: other shapes, flags, outputs and paths.
+
+Each is analysed when it is made for the first time. It is answered with the bits that it has for
+ever, or refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import lives
+import pytest
+import torch
+from lives import answers, call, same
+from torch import Tensor, nn
+
+import autoeidetic
+from autoeidetic.errors import EnforcementError
+from autoeidetic.net import EideticNet
+
+
+def body(width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, width), nn.ReLU())
+
+
+# -- one tiny model per case ---------------------------------------------------------------------
+
+
+class Branch(nn.Module):
+    """A layer that is reached only when the data says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = body(), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, m: Tensor) -> Tensor:
+        y = self.a(x)
+        if m.any():
+            y = torch.where(m, self.b(y), y)
+        return self.head(y)
+
+
+class Rolled(nn.Module):
+    """A branch without parameters: channels change places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = body(), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, m: Tensor) -> Tensor:
+        y = self.a(x)
+        if m.any():
+            y = y.roll(1, -1)
+        return self.head(self.b(y).relu())
+
+
+class Experts(nn.Module):
+    """A top-1 mixture of experts: an expert without a token is not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = body(), nn.Linear(8, 3)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stem(x)
+        chosen = x[:, 0].long() % 3
+        out = torch.zeros_like(y)
+        for number, expert in enumerate(self.experts):
+            mine = chosen == number
+            if mine.any():
+                out = torch.where(mine[:, None], expert(y), out)
+        return self.head(out.relu())
+
+
+class LongInputs(nn.Module):
+    """A layer for long inputs only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = body(), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        if x.shape[1] > 6:
+            y = y + self.b(y).relu()
+        return self.head(y.mean(1))
+
+
+class MaskToken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = body(), nn.Linear(8, 3)
+        self.token = nn.Parameter(torch.randn(8))
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, masked: Tensor | None = None) -> Tensor:
+        y = self.a(x)
+        if masked is not None:
+            y = torch.where(masked[..., None], self.token, y)
+        return self.head(self.mix(y).relu().mean(1))
+
+
+class HiddenStates(nn.Module):
+    """More outputs on demand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = body(), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, hidden: bool = False) -> Any:
+        y = self.a(x)
+        z = self.b(y).relu()
+        logits = self.head(z)
+        return {"logits": logits, "hidden": (y, z)} if hidden else {"logits": logits}
+
+
+class TwoStreams(nn.Module):
+    """Two streams of tokens side by side, then one norm over their channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(6, 8)
+        self.norm = nn.LayerNorm(8)
+        self.mix, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        both = torch.cat([self.a(x), self.b(y)], 1)
+        return self.head(self.mix(self.norm(both)).relu().mean(1))
+
+
+class Misplaced(nn.Module):
+    """Tokens by channels looked at as channels by space, without a transposition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Conv2d(3, 8, 1)
+        self.b, self.head = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x).relu()
+        n, c, h, w = y.shape
+        tokens = y.flatten(2).transpose(1, 2).contiguous()
+        return self.head(self.b(tokens.view(n, c, h, w)).relu().mean((2, 3)))
+
+
+class PositionTable(nn.Module):
+    """A table of positions, of which short inputs use a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm = nn.Linear(6, 8), nn.LayerNorm(8)
+        self.table = nn.Parameter(torch.randn(1, 20, 8))
+        self.mix, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.a(x) + self.table[:, : x.shape[1]])
+        return self.head(self.mix(y).relu().mean(1))
+
+
+class MeanOverTokens(nn.Module):
+    """A softmax over channels: run level by level, on masks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.soft = nn.Linear(6, 8), nn.Softmax(-1)
+        self.mix, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.mix(self.soft(self.a(x))).relu().mean(1))
+
+
+def r(*size: int) -> Tensor:
+    return torch.randn(size)
+
+
+def no(*size: int) -> Tensor:
+    return torch.zeros(size, dtype=torch.bool)
+
+
+def chosen(*numbers: int) -> Tensor:
+    """Inputs that go to these experts."""
+    x = torch.rand(len(numbers), 6) * 0.9
+    x[:, 0] += torch.tensor(numbers)
+    return x
+
+
+# -- a life of two tasks ---------------------------------------------------------------------------
+
+
+def shown(model: nn.Module, examples: Any, **options: Any) -> EideticNet:
+    """A network with a finished task and another in training."""
+    net = autoeidetic.convert(lives.randomise(model), examples, **options)
+    net.prepare_for_task(0, num_classes=4)
+    net.prune(0.5)
+    net.finish_task()
+    return net
+
+
+def train_on(net: EideticNet, inputs: Any) -> None:
+    net.prepare_for_task(len(net.tasks), num_classes=3)
+    lives.train(net, inputs, [lives.adamw(net), lives.sgd(net)], 3)
+    net.eval()
+
+
+def keeps(net: EideticNet, train: Any, *calls: Any) -> None:
+    """All calls are answered with the same bits after another task was trained and finished."""
+    net.eval()
+    before = [answers(net, inputs, 0) for inputs in calls]
+    for _ in range(2):
+        train_on(net, train)
+        assert all(same(b, answers(net, i, 0)) for b, i in zip(before, calls, strict=True))
+        net.prune(0.3)
+        net.finish_task()
+        assert all(same(b, answers(net, i, 0)) for b, i in zip(before, calls, strict=True))
+
+
+#: A model, its example, a call that is refused, and what the refusal names.
+REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, Any, str]] = {
+    "branch": (Branch, (r(2, 6), no(2, 1)), (r(2, 6), ~no(2, 1)), "'b.weight'"),
+    "rolled": (Rolled, (r(2, 6), no(2, 1)), (r(2, 6), ~no(2, 1)), "reads other channels"),
+    "experts": (Experts, chosen(0, 1), chosen(0, 2), "'experts.2.weight'"),
+    "long_inputs": (LongInputs, r(2, 5, 6), r(2, 7, 6), "'b.weight'"),
+    "mask_token": (MaskToken, r(2, 5, 6), (r(2, 5, 6), ~no(2, 5)), "'token'"),
+    "misplaced": (Misplaced, r(2, 3, 4, 4), r(2, 3, 5, 5), "path that no example"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_path_that_no_example_has_shown_is_refused(name: str) -> None:
+    make, example, other, text = REFUSED[name]
+    net = shown(make(), example).eval()
+    said = answers(net, example, 0)
+    for _ in range(2):
+        with pytest.raises(EnforcementError, match=text) as caught:
+            call(net, other, task=0)
+        assert "convert(model, [example, another])" in caught.value.remedy
+    assert same(said, answers(net, example, 0))
+    train_on(net, example)
+    assert same(said, answers(net, example, 0))
+
+
+@pytest.mark.parametrize("name", sorted(set(REFUSED) - {"misplaced"}))
+def test_several_examples_show_all_paths(name: str) -> None:
+    make, example, other, _ = REFUSED[name]
+    net = shown(make(), [example, other])
+    keeps(net, other, example, other)
+    assert not net.blueprint.plan.unreached.any()
+
+
+#: A model, its example, and other calls that are to be answered.
+ANSWERED: dict[str, tuple[Callable[[], nn.Module], Any, list[Any]]] = {
+    "hidden_states": (HiddenStates, r(2, 6), [{"x": r(2, 6), "hidden": True}, r(3, 6)]),
+    "two_streams": (
+        TwoStreams,
+        (r(2, 3, 6), r(2, 5, 6)),
+        [(r(2, 5, 6), r(2, 3, 6)), (r(3, 4, 6), r(3, 9, 6))],
+    ),
+    "positions": (PositionTable, r(2, 5, 6), [r(3, 9, 6), r(2, 20, 6), r(1, 1, 6)]),
+    "softmax": (MeanOverTokens, r(2, 5, 6), [r(3, 9, 6), r(1, 2, 6)]),
+    "experts": (Experts, chosen(0, 1, 2), [chosen(0, 2), chosen(1, 1, 1), chosen(2)]),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+def test_other_calls_are_answered_with_their_bits(name: str) -> None:
+    make, example, others = ANSWERED[name]
+    keeps(shown(make(), example), example, example, *others)
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+def test_other_calls_are_trained_on(name: str) -> None:
+    make, example, others = ANSWERED[name]
+    keeps(shown(make(), example), others[0], example, *others)
