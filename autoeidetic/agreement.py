@@ -159,7 +159,7 @@ def _read_key(read: Read, label: Array) -> tuple[object, ...]:
 def canonical(classes: Tensor, label: Array) -> tuple[tuple[int, ...], bytes]:
     """Labels without the dimensions in which they do not vary, as something to compare."""
     small = core(classes)
-    named = compress(torch.from_numpy(label[small.numpy()]))
+    named = compress(torch.from_numpy(label)[small])
     small = core(named)
     return tuple(small.shape), small.numpy().tobytes()
 

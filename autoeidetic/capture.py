@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,17 +27,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import shapes
-from .decisions import LEAVES_TORCH
+from .decisions import given_away
 from .errors import AutoeideticError, CaptureError, InputError, Place
 from .generators import untouched_generators
 from .graph import Capture
 from .inputs import CallInputs
 from .recorder import Recorder
-from .trees import leaves
 
 _MODULE_CALL_LOCK = threading.RLock()
 _CONTAINERS = (dict, list, set, OrderedDict)
-_READS_LISTS = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
 _SETS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
@@ -211,11 +209,6 @@ def _module_calls(recorder: Recorder) -> Iterator[None]:
         nn.Module.__call__ = original  # type: ignore[method-assign]
 
 
-def _in_lists(arguments: Iterable[Any]) -> list[Tensor]:
-    """Tensors inside of lists, of which the numbers are taken; one by itself is seen copied."""
-    return leaves([a for a in arguments if not isinstance(a, Tensor)], Tensor)
-
-
 class _DispatchMode(TorchDispatchMode):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -239,11 +232,8 @@ class _FunctionMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in LEAVES_TORCH:
-            self.recorder.leave_torch(func, args[0])
-        if func in _READS_LISTS:
-            for tensor in _in_lists((*args, *kwargs.values())):
-                self.recorder.leave_torch(func, tensor)
+        for tensor in given_away(func, args, kwargs):
+            self.recorder.leave_torch(func, tensor)
         if func == _SETS_DATA:
             self.recorder.check_data(*args)
         whole = shapes.WHOLE.get(func)

@@ -15,8 +15,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-#: Functions that give the content of a tensor away without any operator.
-LEAVES_TORCH = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__})
+from .trees import leaves
+
+_LEAVES_TORCH = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__})
+_READS_LISTS = frozenset({torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor})
 _TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _DECIDE: dict[Any, bool] = {}
 
@@ -38,6 +40,16 @@ def outcome(func: Any, output: Any) -> tuple[Hashable, ...]:
         for leaf in pytree.tree_leaves(output)
     )
     return str(func), *told
+
+
+def given_away(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors whose content a function reads without any operator that tells."""
+    if func in _LEAVES_TORCH:
+        return [args[0]]
+    if func in _READS_LISTS:  # of tensors inside of lists; one by itself is seen copied
+        lists = [a for a in (*args, *kwargs.values()) if not isinstance(a, Tensor)]
+        return leaves(lists, Tensor)
+    return []
 
 
 def content(func: Any, tensor: Tensor) -> tuple[Hashable, ...]:
@@ -65,8 +77,8 @@ class _Functions(TorchFunctionMode):
         self.seen = seen
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in LEAVES_TORCH:
-            self.seen.append(content(func, args[0]))
+        for tensor in given_away(func, args, kwargs or {}):
+            self.seen.append(content(func, tensor))
         return func(*args, **(kwargs or {}))
 
 
