@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from . import enforce, heads, initialise, routing
 from .blueprint import ATTACHED, Blueprint, HeadPlan
-from .calls import Call, Calls, analysed
+from .calls import Call, Calls, analysed, generalised
 from .decisions import decisions
 from .errors import AutoeideticError, DivergenceWarning, EnforcementError, TaskError
 from .free import FreeValues
@@ -31,7 +31,7 @@ from .parts import Part, check_shapes, exchanged, parts
 from .passes import PassLock
 from .pins import Pin, Pins, Where, state, watch
 from .seal import Seal
-from .signature import UnknownArgumentError, signature
+from .signature import UnknownArgumentError, kind, signature
 from .snapshot import Snapshot
 
 Self = TypeVar("Self", bound="Answering")
@@ -469,7 +469,8 @@ class Answering(nn.Module):
         refusal = self._calls.refused.get(key)
         if refusal is None:
             try:
-                call = self._calls.known[key] = self._analysed(inputs)
+                call = self._calls.find(self.backbone, inputs) or self._analysed_alone(inputs)
+                self._calls.known[key] = call
                 return call
             except AutoeideticError as error:
                 refusal = self._calls.refused[key] = error
@@ -477,12 +478,30 @@ class Answering(nn.Module):
             return self._calls.first
         raise refusal
 
+    def _analysed_alone(self, inputs: CallInputs) -> Call:
+        """A call that is new, analysed; after a few of its kind a rule for all sizes is found."""
+        call = self._analysed(inputs)
+        if not call.blueprint.looks and self._calls.should_generalise(inputs):
+            with self._bare():
+                examples = self._examples_now()
+                sizes = generalised(self.backbone, examples, self.blueprint, inputs)
+            if sizes is not None:
+                key = kind(inputs.args, inputs.kwargs)
+                self._calls.general.setdefault(key, []).append((sizes, call))
+        return call
+
     def _analysed(self, inputs: CallInputs) -> Call:
         """A call that is new, analysed together with the examples."""
-        device = device_of(self.backbone, "").type
-        with self.unguarded(), torch.autocast(device, enabled=False):
+        with self._bare():
             call = analysed(self.backbone, self._examples_now(), self.blueprint, inputs)
         return self._calls.one_of(call)
+
+    @contextmanager
+    def _bare(self) -> Iterator[None]:
+        """The backbone as the model that it was, in the mode in which it was analysed."""
+        device = device_of(self.backbone, "").type
+        with self.unguarded(), torch.autocast(device, enabled=False), torch.inference_mode(False):
+            yield
 
     def _examples_now(self) -> tuple[CallInputs, ...]:
         """The examples in the type and on the device that the network has now."""

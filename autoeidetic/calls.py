@@ -9,6 +9,7 @@ and on outputs: the channels of what nested modules read and make, and of what t
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,9 +26,14 @@ from .blueprint import Blueprint, HeadPlan, blueprints
 from .errors import AutoeideticError, EnforcementError, Place
 from .inputs import CallInputs
 from .owners import FREE, Owners
-from .signature import signature
+from .signature import kind, signature
+from .sizes import Sizes, alike, conditions, used_parameters
 
 Array = np.ndarray
+#: So many calls of a kind are analysed one by one before a rule for their sizes is looked for.
+_SINGLE = 3
+#: So often at most.
+_TRIES = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +95,9 @@ class Call:
 class Calls:
     """The calls of a network that are known, by signature and, where a model looks at data, path.
 
-    ``known`` has the calls by signature, ``paths`` the calls by signature and decisions.
+    ``known`` has the calls by signature, ``paths`` the calls by signature and decisions,
+    ``general`` those of which it is known for which sizes they hold, by the kind of call.
+    ``single`` counts how many calls of a kind were analysed one by one.
     """
 
     examples: tuple[CallInputs, ...]
@@ -98,6 +106,8 @@ class Calls:
     paths: dict[Hashable, Call] = field(default_factory=dict)
     refused: dict[Hashable, AutoeideticError] = field(default_factory=dict)
     digests: dict[str, Call] = field(default_factory=dict)
+    general: dict[Hashable, list[tuple[Sizes, Call]]] = field(default_factory=dict)
+    single: Counter[Hashable] = field(default_factory=Counter)
 
     @staticmethod
     def of(examples: tuple[CallInputs, ...], made: tuple[Blueprint, ...]) -> Calls:
@@ -108,6 +118,19 @@ class Calls:
         for inputs, call in zip(examples, calls, strict=True):
             result.known[signature(inputs.args, inputs.kwargs)] = result.one_of(call)
         return result
+
+    def find(self, model: nn.Module, inputs: CallInputs) -> Call | None:
+        """A call that is known to be like this one but for its sizes."""
+        for sizes, call in self.general.get(kind(inputs.args, inputs.kwargs), ()):
+            if sizes.hold(model, inputs):
+                return call
+        return None
+
+    def should_generalise(self, inputs: CallInputs) -> bool:
+        """Have calls of this kind been analysed one by one often enough to look for a rule?"""
+        key = kind(inputs.args, inputs.kwargs)
+        self.single[key] += 1
+        return self.single[key] % _SINGLE == 0 and self.single[key] <= _SINGLE * _TRIES
 
     def one_of(self, call: Call) -> Call:
         """The call, or one that is known and protected by the same masks."""
@@ -130,6 +153,30 @@ def analysed(
     made = blueprints(model, deps)[-1]
     _check_heads(first, made)
     return Call(made, classes)
+
+
+def generalised(
+    model: nn.Module, examples: tuple[CallInputs, ...], first: Blueprint, inputs: CallInputs
+) -> Sizes | None:
+    """For which sizes a call is like this one, which was analysed; None when nobody can tell."""
+    found = conditions(model, inputs)
+    if found is None:
+        return None
+    sizes, along = found
+    other = sizes.other(model, inputs)
+    if other is None:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            deps = analyze(model, [*examples, inputs, other])
+        translation(first.plan, deps.plan)
+    except AutoeideticError:
+        return None
+    here, there = len(examples), len(examples) + 1
+    if deps.capture.way != "meta" or along != used_parameters(deps, here):
+        return None
+    return sizes if alike(deps, here, there) else None
 
 
 def _check_heads(first: Blueprint, made: Blueprint) -> None:
