@@ -6,15 +6,18 @@ installed anew whenever those change.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.utils import _pytree as pytree
 
 from . import enforce, heads, initialise, routing
@@ -96,6 +99,7 @@ class Answering(nn.Module):
         self._finite: Any = None
         self._guards: dict[str, Guard] = {}
         self._protections: dict[Call, _Protection] = {}
+        self._number = _numbered(self)
         self._parts: list[Part] = []
         self._visible: _Visible = {}
         self._settle(freeze=True)
@@ -143,8 +147,15 @@ class Answering(nn.Module):
         Args:
             task: a task's number, or "all" for a list with the outputs of every task.
         """
-        if torch.compiler.is_compiling():
-            return self._forward(task, args, kwargs)
+        if not torch.compiler.is_compiling():
+            return self._eagerly(task, args, kwargs)
+        if not _is_known(self._number, signature(args, kwargs)):
+            if self._call.blueprint.looks:
+                return _uncompiled(Answering._eagerly, self, task, args, kwargs)
+            _uncompiled(Answering._meet, self, args, kwargs)
+        return self._forward(task, args, kwargs)
+
+    def _eagerly(self, task: int | str | None, args: Any, kwargs: Any) -> Any:
         with self._one_at_a_time:
             self._before(args, kwargs)
             return self._forward(task, args, kwargs)
@@ -579,7 +590,35 @@ class Answering(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._number = _numbered(self)
         self._settle(freeze=False)
+
+
+#: Networks by number: to a compiler a number is a constant.
+_networks: WeakValueDictionary[int, Answering] = WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def _numbered(net: Answering) -> int:
+    number = next(_numbers)
+    _networks[number] = net
+    return number
+
+
+def _is_known(number: int, key: Hashable) -> bool:
+    """Is a call protected as it needs to be, at the time when it is compiled?"""
+    net = _networks[number]
+    call = net._calls.known.get(key)
+    return not net.check_calls or (call is net._call and not call.blueprint.looks)
+
+
+# As torch.compiler.assume_constant_result does it, without importing the compiler.
+_is_known._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@_disable_dynamo
+def _uncompiled(function: Any, *args: Any) -> Any:
+    return function(*args)
 
 
 def _converted(task: Task, kind: torch.dtype) -> Task:

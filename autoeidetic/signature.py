@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -32,16 +33,18 @@ def signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
         >>> one == signature((torch.ones(2, 4),), {"mask": None})
         False
     """
-    return tuple(map(_key, args)), _items(kwargs)
+    return tuple([_key(value) for value in args]), _items(kwargs)
 
 
 def _key(value: Any) -> Hashable:
     if isinstance(value, Tensor):
+        if torch.compiler.is_compiling():  # no symbols: each size is compiled for itself
+            return torch.Size([operator.index(n) for n in value.shape]), value.dtype
         return value.shape, value.dtype
     if isinstance(value, _HASHABLE):
         return type(value), value
     if isinstance(value, (tuple, list)):
-        return type(value), tuple(map(_key, value))
+        return type(value), tuple([_key(item) for item in value])
     if isinstance(value, Mapping):
         return type(value), _items(value)
     raise UnknownArgumentError(f"{type(value).__module__}.{type(value).__qualname__}")

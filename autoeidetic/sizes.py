@@ -9,6 +9,7 @@ of a view, the end of a slice) does not touch a dimension along which channels v
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -158,9 +159,16 @@ def conditions(model: nn.Module, inputs: CallInputs) -> tuple[Sizes, list[str]] 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
+    """Without what the exporter has to say."""
+    logger = logging.getLogger("torch._export")
+    level = logger.level
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
 
 
 def _size(size: Any) -> int | str:
