@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from . import enforce, heads, initialise, routing
+from . import enforce, heads, initialise, routing, seal
 from .blueprint import ATTACHED, Blueprint, HeadPlan
 from .errors import DivergenceWarning, TaskError
 from .free import FreeValues
@@ -325,12 +325,13 @@ class Answering(nn.Module):
     def _whole(self) -> Iterator[None]:
         """A step in the life of tasks that is taken as a whole or, when it fails, not at all."""
         tasks, owners, snapshot = list(self._tasks), self.owners, self._snapshot
-        made, values = dict(self.heads._modules), dict(self.pins._buffers)
+        made, store = dict(self.heads._modules), self.pins.store
         try:
             yield
         except BaseException:  # also when it is interrupted
             self._tasks, self.owners, self._snapshot = tasks, owners, snapshot
-            self.heads._modules, self.pins._buffers = made, values
+            self.heads._modules = made
+            self.pins.put_back(store)
             self._settle(freeze=False)
             raise
 
@@ -348,7 +349,7 @@ class Answering(nn.Module):
         for task in self._tasks:
             if task.finished:
                 names += enforce.slots(self.heads[str(task.index)], f"heads.{task.index}")
-        return names + [f"pins.{name}" for name in self.pins._buffers]
+        return names
 
     def _install(self) -> None:
         """Put guards on the modules that need one, take them from the others."""
@@ -418,8 +419,15 @@ class Answering(nn.Module):
         self._settle(freeze=False)
         changed = [kind for name, kind in self._types().items() if before.get(name, kind) != kind]
         if changed:
-            self._tasks = [_converted(task, changed[0]) for task in self._tasks]
+            self._tasks = [self._converted(task, changed[0]) for task in self._tasks]
         return self
+
+    def _converted(self, task: Task, kind: torch.dtype) -> Task:
+        """A task after a change of type: are its values those that were sealed?"""
+        if task.seal is None:
+            return task
+        rounded = "" if seal.holds(self, task.index, task.seal) else str(kind)
+        return replace(task, seal=replace(task.seal, converted=rounded))
 
     def _types(self) -> dict[str, torch.dtype]:
         return {name: home[leaf].dtype for name, (home, leaf) in self._slots.items()}
@@ -430,13 +438,6 @@ class Answering(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._settle(freeze=False)
-
-
-def _converted(task: Task, kind: torch.dtype) -> Task:
-    """A task whose sealed values may have been rounded."""
-    if task.seal is None:
-        return task
-    return replace(task, seal=replace(task.seal, converted=str(kind)))
 
 
 def device_of(model: nn.Module, path: str) -> torch.device:

@@ -1,7 +1,7 @@
 """Pins: elements of parameters and buffers that may never change again.
 
-Two kinds. A *frozen* element belongs to a finished task: its value is kept here, in a buffer, and
-put back whenever something moved it. A *zero* keeps what is hidden from a unit in training out
+Two kinds. A *frozen* element belongs to a finished task: its value is kept in a store and put back
+whenever something moved it. A *zero* keeps what is hidden from a unit in training out
 of it. Gradients of both are zero. Whether something moved is seen by version counters, addresses
 and a few elements before every forward pass; after every step of any ``torch.optim.Optimizer`` on
 the network's parameters everything is put back without asking, for an optimizer may write through
@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from .bits import bits, same
 from .errors import EnforcementError, Place
 from .spots import Spots, spread
+from .store import Store
 
 
 @dataclass(frozen=True)
@@ -167,11 +168,12 @@ class Pin:
 
 
 class Pins(nn.Module):
-    """The pinned elements of a network; their values are buffers, so they move and save with it."""
+    """The pinned elements of a network; states of the network hold copies of their values."""
 
     def __init__(self) -> None:
         super().__init__()
         self._pins: tuple[Pin, ...] = ()
+        self._store = Store()
         self._slots: list[Slot] = []
         self._seen: list[_State] = []
         self._spots: Spots | None = None  # of the tensors that were seen last
@@ -185,8 +187,18 @@ class Pins(nn.Module):
         return {**self.__dict__, "_hooks": [], "_slots": [], "_seen": [], "_spots": None}
 
     def values(self, name: str) -> Tensor:
-        """The frozen values of a tensor."""
-        return self._buffers[_key(name)]  # type: ignore[return-value]
+        """The frozen values of a tensor, in the type that it has now."""
+        slot = next(s for pin, s in zip(self._pins, self._slots, strict=True) if pin.name == name)
+        return self._store.like(name, _tensor(slot))
+
+    @property
+    def store(self) -> Store:
+        """All frozen values."""
+        return self._store
+
+    def put_back(self, store: Store) -> None:
+        """Take an earlier store; ``bind`` must follow."""
+        self._store = store
 
     def frozen(self) -> list[Pin]:
         """The pins that hold values of finished tasks."""
@@ -208,6 +220,8 @@ class Pins(nn.Module):
         pins = tuple(pins)
         tensors = {pin.name: _tensor(slots[pin.name]) for pin in pins}
         pins = tuple(pin.to(tensors[pin.name].device) for pin in pins)
+        for name, tensor in tensors.items():
+            self._store.move(name, tensor.device)
         if freeze:
             self._freeze(pins, tensors)
         self._pins, self._slots = pins, [slots[pin.name] for pin in pins]
@@ -228,15 +242,17 @@ class Pins(nn.Module):
                     self._hooks.append(tensor.register_hook(_gradient_hook(frozen, pin.zeros)))
 
     def _freeze(self, pins: tuple[Pin, ...], tensors: dict[str, Tensor]) -> None:
-        values = {
-            _key(pin.name): pin.frozen.take(tensors[pin.name].detach())
-            for pin in pins
-            if pin.frozen is not None
-        }
-        for key in [key for key in self._buffers if key not in values]:
-            del self._buffers[key]
-        for key, value in values.items():
-            self.register_buffer(key, value)
+        before = {pin.name: pin.frozen for pin in self._pins}
+        values = {}
+        for pin in pins:
+            if pin.frozen is not None:
+                now, then = tensors[pin.name].detach(), before.get(pin.name)
+                wide = None if then is None else self._store.widened(pin.name, now)
+                if wide is not None and then is not None:  # the network was rounded meanwhile
+                    then.put(wide, self._store.exact(pin.name))
+                    now = wide
+                values[pin.name] = pin.frozen.take(now)
+        self._store = Store(values)
 
     def tensors(self) -> list[Tensor]:
         """The tensors that hold pinned elements."""
@@ -279,7 +295,7 @@ class Pins(nn.Module):
             self._seen = [_NEVER] * len(tensors)
         for number in numbers:
             pin, tensor, cache = self._pins[number], tensors[number], _is_cache(self._slots[number])
-            if not cache or tensor.shape == self.values(pin.name).shape:
+            if not cache or tensor.shape == self._store.exact(pin.name).shape:
                 self._impose_one(pin, tensor.detach(), surely)
             (now,) = state([tensor])
             if not cache and _address(now) != _address(self._seen[number]):
@@ -287,8 +303,10 @@ class Pins(nn.Module):
             self._seen[number] = now
 
     def _impose_one(self, pin: Pin, tensor: Tensor, surely: bool) -> None:
+        if tensor.is_meta:
+            return
         if pin.frozen is not None:
-            values = self.values(pin.name)
+            values = self._store.like(pin.name, tensor)
             if pin.frozen.everything and values.shape != tensor.shape:
                 raise EnforcementError(
                     f"{pin.name} has the shape {tuple(tensor.shape)}; it had "
@@ -329,6 +347,11 @@ class Pins(nn.Module):
         pairs = zip(self._slots, states, strict=False)  # nothing may have been seen yet
         return [_address(each) for slot, each in pairs if not _is_cache(slot)]
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Copies, so that nobody who writes into a state writes into what is frozen."""
+        for name in self._store:
+            destination[prefix + _key(name)] = self._store.exact(name).clone()
+
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """A foreign state never replaces frozen values: it must agree with them."""
         errors: list[str] = args[-1]
@@ -345,13 +368,13 @@ class Pins(nn.Module):
             raise RuntimeError("\n\t".join(["Nothing was loaded:", *found]))
 
     def _differences(self, state_dict: Any, prefix: str) -> Iterator[str]:
-        for key, mine in self._buffers.items():
-            other = state_dict.get(prefix + key)
-            if other is None or mine is None:
-                yield f"the state has no frozen values for {key.replace('/', '.')}"
+        for name in self._store:
+            mine, other = self._store.exact(name), state_dict.get(prefix + _key(name))
+            if other is None:
+                yield f"the state has no frozen values for {name}"
             elif not same(other.to(mine), mine):
                 yield (
-                    f"frozen values of {key.replace('/', '.')} differ from those of this network; "
+                    f"frozen values of {name} differ from those of this network; "
                     "use autoeidetic.load to open a saved network"
                 )
 

@@ -74,6 +74,15 @@ def frozen(net: Answering, task: int) -> Frozen:
     return Frozen(digest(own), tensors)
 
 
+def holds(net: Answering, task: int, sealed: Seal) -> bool:
+    """Are the frozen values of a task those that were sealed?"""
+    types = {name: str(kind) for name, kind in net._types().items()}
+    for name, tensor in sealed.frozen.tensors.items():
+        if types.get(name) != tensor.type:
+            return False
+    return frozen(net, task) == sealed.frozen
+
+
 def elements(net: Answering, task: int) -> dict[str, Where]:
     """The elements of each tensor that a finished task froze.
 

@@ -82,6 +82,7 @@ STEPS: dict[str, Callable[[EideticNet], None]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # see the else below
 @pytest.mark.parametrize("name", STEPS)
 def test_an_interrupted_step_is_not_half_taken(life: lives.Life, name: str, tmp_path: Path) -> None:
     step, total = STEPS[name], number_of_calls(life.net, STEPS[name])
