@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from . import enforce, heads, initialise, routing, seal
+from . import compiled, enforce, heads, initialise, routing, seal
+from .bits import alike, finite
 from .blueprint import ATTACHED, Blueprint, HeadPlan
 from .errors import DivergenceWarning, TaskError
 from .free import FreeValues
@@ -84,6 +85,7 @@ class Answering(nn.Module):
         self.router: routing.Router | None = None
         self._snapshot: Snapshot | None = None
         self._finite: Any = None
+        self._number = compiled.numbered(self)
         self._guards: dict[str, Guard] = {}
         self._parts: list[Part] = []
         self._visible: dict[tuple[str | int, int], Tensor | None] = {}
@@ -180,16 +182,22 @@ class Answering(nn.Module):
             return [self._answer(task, args, kwargs) for task in asked]
         output = self._run(asked, args, kwargs)
         parts = [self._part(output, position, asked) for position in range(len(asked))]
+        if torch.compiler.is_compiling():
+            pairs = zip(asked, parts, strict=True)
+            return [self._watched(task, part, args, kwargs) for task, part in pairs]
         if self._suspect(asked, parts):
             return [self._answer(task, args, kwargs) for task in asked]
         return parts
 
     def _answer(self, task: int, args: Any, kwargs: Any) -> Any:
         if self._tasks[task].finished and self._diverged():
-            return self._answer_without_free(task, args, kwargs)
+            self._warn_diverged(task)
+            return self._alone(task, args, kwargs)
         output = self._part(self._run((task,), args, kwargs), 0, (task,))
+        if torch.compiler.is_compiling():
+            return self._watched(task, output, args, kwargs)
         if self._suspect((task,), [output]):
-            return self._answer_without_free(task, args, kwargs)
+            return self._second_opinion(task, output, args, kwargs)
         return output
 
     def _run(self, tasks: tuple[int, ...], args: Any, kwargs: Any) -> Any:
@@ -252,38 +260,75 @@ class Answering(nn.Module):
             parts.append(leaf)
         return pytree.tree_unflatten(parts, structure)
 
-    # -- when training diverges ----------------------------------------------------------------
+    # -- values that are not finite ------------------------------------------------------------
+
+    def _bare(self, asked: list[int], args: Any, kwargs: Any) -> list[Any]:
+        """What tasks answer, be it infinite or NaN: in one pass of the body, if that can be."""
+        if self.blueprint.joint:
+            output = self._run(tuple(asked), args, kwargs)
+            return [self._part(output, position, tuple(asked)) for position in range(len(asked))]
+        return [self._part(self._run((task,), args, kwargs), 0, (task,)) for task in asked]
 
     def _diverged(self) -> bool:
         """Are there free values that are infinite or NaN? Looked up again when they change."""
-        if self.open_task is None or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             return False
+        if self.open_task is None and self._finite is not None:
+            # nothing learns: changes that the pins have noticed are reason enough to look again
+            if self._finite[2] == self.pins.changes:
+                return not self._finite[1]
         tensors = list(self._trained().values())
         now = state(tensors)
         if self._finite is None or self._finite[0] != now:
-            self._finite = (now, all(bool(t.isfinite().all()) for t in tensors))
+            self._finite = (now, all(bool(t.isfinite().all()) for t in tensors), 0)
+        self._finite = (*self._finite[:2], self.pins.changes)
         return not self._finite[1]
 
-    def _suspect(self, asked: tuple[int, ...], outputs: list[Any]) -> bool:
-        """Is there something infinite or NaN in what a finished task answers during training?"""
-        if self.open_task is None or torch.compiler.is_compiling():
-            return False
-        return any(
-            isinstance(leaf, Tensor) and leaf.is_floating_point() and not leaf.isfinite().all()
-            for task, output in zip(asked, outputs, strict=True)
-            if self._tasks[task].finished
-            for leaf in pytree.tree_leaves(output)
-        )
+    def _watched(self, task: int, output: Any, args: Any, kwargs: Any) -> Any:
+        """The answer of a compiled network: see :mod:`autoeidetic.compiled`."""
+        if torch.compiler.is_exporting() or not self._tasks[task].finished:
+            return output
+        return compiled.watched(output, (args, kwargs), self._number, task)
 
-    def _answer_without_free(self, task: int, args: Any, kwargs: Any) -> Any:
-        """A finished task's outputs, computed with all free values set to zero."""
-        warnings.warn(
-            f"task {self.open_task} has diverged: finished tasks are answered without its units; "
-            "net.rollback() takes the network back to the start of the task",
-            DivergenceWarning,
-            stacklevel=4,
-        )
-        with torch.no_grad(), self.free.set_to_zero():
+    def _suspect(self, asked: tuple[int, ...], outputs: list[Any]) -> bool:
+        """Is there something infinite or NaN in what a finished task answers?"""
+        pairs = zip(asked, outputs, strict=True)
+        return any(self._tasks[task].finished and not finite(output) for task, output in pairs)
+
+    def _second_opinion(self, task: int, output: Any, args: Any, kwargs: Any) -> Any:
+        """What to make of an answer that is not finite: whose fault is it?"""
+        alone = self._alone(task, args, kwargs)
+        if not alike(output, alone):
+            self._warn_diverged(task)
+        elif not finite((args, kwargs)):
+            warnings.warn(
+                f"the inputs hold infinite values or NaN, and so does the answer of task {task}: "
+                "no task has diverged",
+                DivergenceWarning,
+                stacklevel=5,
+            )
+        else:  # a task may well answer so: masks, logarithms
+            return output
+        return alone
+
+    def _warn_diverged(self, task: int) -> None:
+        if self.open_task is not None:
+            what = (
+                f"task {self.open_task} has diverged: finished tasks are answered without its "
+                "units; net.rollback() takes the network back to the start of the task"
+            )
+        else:
+            what = (
+                "values that no finished task owns, or units of later tasks, are infinite or NaN: "
+                f"task {task} is answered without them; prepare_for_task({len(self._tasks)}) gives "
+                "what is free fresh values"
+            )
+        warnings.warn(what, DivergenceWarning, stacklevel=5)
+
+    def _alone(self, task: int, args: Any, kwargs: Any) -> Any:
+        """A finished task's outputs with zeros for all that it and earlier tasks do not own."""
+        before = replace(self.free, owners=self.owners.upto(task))
+        with torch.no_grad(), before.set_to_zero():
             return self._part(self._run((task,), args, kwargs), 0, (task,))
 
     # -- keeping derived state right -----------------------------------------------------------
@@ -437,6 +482,7 @@ class Answering(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._number = compiled.numbered(self)
         self._settle(freeze=False)
 
 

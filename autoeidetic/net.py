@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import heads, routing, seal, training
+from . import heads, recheck, routing, seal, training
 from .answering import Answering, Task, device_of
 from .batches import default_loss
 from .blueprint import HeadPlan
@@ -110,6 +110,8 @@ class EideticNet(Drawable, Answering):
             if self.open_task is not None:
                 self.finish_task()
             if task == 0 or self.recycle == "keep":
+                with _seeded(seed + 1):
+                    self.free.mend(self._spreads)
                 self._snapshot = Snapshot(self.free.tensors())
             self._tasks.append(opened)
             self._start(made)
@@ -330,7 +332,9 @@ class EideticNet(Drawable, Answering):
 
         Raises:
             TaskError: no task is open.
-            NonFiniteError: a value is infinite or not a number; nothing is changed.
+            NonFiniteError: a value is infinite or not a number, or what the task computes is: on
+                reference inputs an earlier task no longer answers as it did. Nothing is changed.
+            EnforcementError: an earlier task answers reference inputs with other finite values.
         """
         self._need_open("finish_task()")
         self._follow()
@@ -338,6 +342,7 @@ class EideticNet(Drawable, Answering):
         self._check_finite()
         with self._whole():
             self._freeze()
+            recheck.finished(self)
             self._tasks[-1] = replace(self._tasks[-1], seal=seal.take(self, len(self._tasks) - 1))
 
     def _freeze(self) -> None:

@@ -179,6 +179,7 @@ class Pins(nn.Module):
         self._spots: Spots | None = None  # of the tensors that were seen last
         self._fresh: set[int] = set()  # numbers of pins that an optimizer's step has just imposed
         self._stepped = False  # has there been one since the last look?
+        self.changes = 0  # grows whenever a tensor may hold other values than before
         self._hooks: list[Any] = []
         self._hooked: list[tuple[int, bool]] = []
         self._covered: frozenset[str] = frozenset()
@@ -285,6 +286,7 @@ class Pins(nn.Module):
             self._impose(own, surely=True)
             self._fresh.update(own)
             self._stepped = True
+            self.changes += 1
 
     @torch.no_grad()
     def _impose(self, numbers: Iterable[int], *, surely: bool = False) -> None:
@@ -332,6 +334,7 @@ class Pins(nn.Module):
         now = state(tensors)
         exchanged = self._addresses(now) != self._addresses(self._seen)
         if exchanged or self._spots is None or self._spots.moved():
+            self.changes += 1
             self.impose()
             return
         numbers = [
@@ -339,6 +342,7 @@ class Pins(nn.Module):
             for number, (then, current) in enumerate(zip(self._seen, now, strict=True))
             if then != current or (look and number not in fresh)
         ]
+        self.changes += bool(numbers)
         if numbers or (training and _hookable(tensors) != self._hooked):
             self._impose(numbers)
 
