@@ -27,7 +27,7 @@ from .integers import whole_number
 from .layers.guard import Guard, Runtime, guard
 from .owners import Owners
 from .parts import Part, check_shapes, exchanged, parts
-from .passes import PassLock
+from .passes import PassLock, exclusive
 from .pins import Pin, Pins, Where, state, watch
 from .seal import Seal
 from .snapshot import Snapshot
@@ -69,7 +69,8 @@ class Answering(nn.Module):
         super().__init__()
         self.backbone = model
         self.heads = nn.ModuleDict()
-        self.pins = Pins()
+        self._one_at_a_time = PassLock()
+        self.pins = Pins(self._one_at_a_time)
         self.blueprint = blueprint
         self.example = inputs
         self.keep_head = keep_head
@@ -79,7 +80,6 @@ class Answering(nn.Module):
         )
         self._tasks: list[Task] = []
         self._runtime = Runtime()
-        self._one_at_a_time = PassLock()
         self._spreads = initialise.spreads(model)
         self._templates = heads.templates(model, blueprint.heads)
         self.router: routing.Router | None = None
@@ -439,6 +439,7 @@ class Answering(nn.Module):
             slot.visible[task.index] = seen
         return slot
 
+    @exclusive
     def train(self: Self, mode: bool = True) -> Self:
         """As ever; a change of mode is an occasion to put pinned values back.
 
@@ -450,6 +451,7 @@ class Answering(nn.Module):
             self.pins.impose()
         return self
 
+    @exclusive
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """As ever, except that frozen values stay what they are; those of others are refused."""
         self.pins.check(args[0] if args else kwargs["state_dict"], "pins.")
@@ -457,6 +459,7 @@ class Answering(nn.Module):
         self.pins.impose()
         return result
 
+    @exclusive
     def _apply(self: Self, fn: Any, recurse: bool = True) -> Self:
         self.pins.impose()
         before = self._types()

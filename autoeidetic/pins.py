@@ -10,17 +10,24 @@ the network's parameters everything is put back without asking, for an optimizer
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from .bits import bits, same
 from .errors import EnforcementError, Place
+from .passes import PassLock
 from .spots import Spots, spread
 from .store import Store
 
@@ -170,8 +177,9 @@ class Pin:
 class Pins(nn.Module):
     """The pinned elements of a network; states of the network hold copies of their values."""
 
-    def __init__(self) -> None:
+    def __init__(self, lock: PassLock) -> None:
         super().__init__()
+        self.lock = lock
         self._pins: tuple[Pin, ...] = ()
         self._store = Store()
         self._slots: list[Slot] = []
@@ -275,6 +283,14 @@ class Pins(nn.Module):
         for pin, slot, tensor in zip(self._pins, self._slots, self.tensors(), strict=True):
             if pin.frozen is not None and not tensor.is_meta and not _is_cache(slot):
                 yield from pin.frozen.some(tensor.detach())
+
+    def concerned(self, stepped: set[int]) -> bool:
+        """Has one of these tensors (their ids) pinned elements?"""
+        return any(id(slot[0].get(slot[1])) in stepped for slot in self._slots)
+
+    def look_everywhere(self) -> None:
+        """At the next pass: somebody may write, or has written, without a trace."""
+        self._stepped = True
 
     def after_step(self, stepped: set[int]) -> None:
         """Put back what an optimizer has just stepped, without looking: ids of its tensors.
@@ -436,12 +452,57 @@ def watch(pins: Pins) -> None:
     _watched.add(pins)
 
 
+def _stepped(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
+def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+    """No pass of a network from here on until its pinned values are back in place."""
+    if not _watched or torch.compiler.is_compiling():
+        return None
+    stepped = _stepped(optimizer)
+    concerned = sorted(
+        (pins for pins in list(_watched) if pins.concerned(stepped)), key=lambda p: p.lock.number
+    )
+    for pins in concerned:
+        pins.lock.begin_step(sys._getframe(1))
+    if not concerned or not any(map(callable, (*args[1:], *kwargs.values()))):
+        return None
+    lend = partial(_lending, concerned)
+    return (args[0], *map(lend, args[1:])), {name: lend(value) for name, value in kwargs.items()}
+
+
+def _lending(concerned: list[Pins], closure: Any) -> Any:
+    """A closure for the time of which others may use the networks: it runs passes of its own.
+
+    Its backward pass may do so in another thread, which would wait for ever.
+    """
+    if not callable(closure):
+        return closure
+
+    @wraps(closure)
+    def lent(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for pins in concerned:
+                pins.look_everywhere()
+                stack.enter_context(pins.lock.lent())
+            return closure(*args, **kwargs)
+
+    return lent
+
+
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if not _watched:
         return
-    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    stepped = _stepped(optimizer)
+    held = None if torch.compiler.is_compiling() else sys._getframe(1)
     for pins in list(_watched):
-        pins.after_step(stepped)
+        try:
+            pins.after_step(stepped)
+        finally:
+            if held is not None:
+                pins.lock.end_step(held)
 
 
+register_optimizer_step_pre_hook(_before_step)
 register_optimizer_step_post_hook(_after_step)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import reference, seal
 from .bits import alike, different, finite, tensors_of
 from .errors import EnforcementError, NonFiniteError
+from .generators import seed_generators
 from .reference import Reference
 from .results.about import difference
 
@@ -40,7 +41,7 @@ def finished(net: Answering) -> None:
             answers = net._bare([*[task.index for task in asked], newest.index], args, kwargs)
             for task, answer in zip(asked, answers, strict=False):
                 if not _as_sealed(net, task, answer, digest):
-                    _compare(newest, task, answer, net._alone(task.index, args, kwargs))
+                    _compare(newest, task, *_both(net, task.index, args, kwargs))
             if not finite(answers[-1]) and all(map(finite, answers[:-1])):
                 raise NonFiniteError(
                     f"task {newest.index} cannot be finished: it answers reference inputs with "
@@ -55,8 +56,21 @@ def poisoned(net: Answering, task: int) -> bool:
     if sealed is None or sealed.reference is None:
         return False
     with reference.asking(net, sealed.reference.batch) as (args, kwargs, _):
-        (answer,) = net._bare([task], args, kwargs)
-        return not alike(answer, net._alone(task, args, kwargs))
+        return not alike(*_both(net, task, args, kwargs))
+
+
+def _both(net: Answering, task: int, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """An answer with all units there are, and one with those of a task and of earlier ones.
+
+    A model may be random in eval mode; what differs by itself is not held against anybody.
+    """
+    seed_generators(0)
+    (answer,) = net._bare([task], args, kwargs)
+    seed_generators(0)
+    alone = net._alone(task, args, kwargs)
+    seed_generators(0)
+    repeatable = alike(answer, alone) or alike(alone, net._alone(task, args, kwargs))
+    return (answer, alone) if repeatable else (alone, alone)
 
 
 def _batch(net: Answering, task: Task) -> int | None:
@@ -73,7 +87,6 @@ def _as_sealed(net: Answering, task: Task, answer: Any, digest: str) -> bool:
 
 
 def _compare(newest: Task, task: Task, answer: Any, alone: Any) -> None:
-    """An answer with all units there are, and one with those of a task and of earlier ones."""
     pairs = list(zip(tensors_of(answer), tensors_of(alone), strict=True))
     changed = sum(int(different(a, b).sum()) for a, b in pairs)
     if not changed:
@@ -116,6 +129,8 @@ def _answers_as(net: Answering, task: Task, then: Reference) -> tuple[bool | Non
     now = reference.ask(net, task.index, then.batch)
     if now.outputs == then.outputs:
         return True, ""
+    if now.outputs != reference.ask(net, task.index, then.batch).outputs:
+        return None, "the model answers the same inputs differently each time"
     if now.inputs != then.inputs:
         return None, "the example inputs are not those that it was sealed with"
     elsewhere = difference(then.environment, now.environment)

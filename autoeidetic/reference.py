@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .capture import preserved
+from .generators import seed_generators
 from .inputs import BATCH
 from .results.digest import Hasher
 
@@ -122,7 +123,7 @@ def _undisturbed(net: Answering, device: str) -> Iterator[None]:
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(preserved(net))
-        torch.default_generator.manual_seed(0)
+        seed_generators(0)
         try:
             yield
         finally:

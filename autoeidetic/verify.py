@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from . import recheck
 from .bits import different, finite
-from .errors import TaskError
+from .errors import EnforcementError, TaskError
 from .generators import seed_generators, untouched_generators
 
 if TYPE_CHECKING:
@@ -120,6 +120,12 @@ def verify(net: EideticNet, args: Any, kwargs: Any, *, rounds: int, seed: int) -
         net.eval()
         random = any(compare(a, b)[1] for a, b in zip(ask(False), ask(False), strict=True))
         before = ask()
+        if random and any(compare(a, b)[1] for a, b in zip(before, ask(), strict=True)):
+            raise EnforcementError(
+                "the model is random in eval mode, and not by the generators of torch, NumPy or "
+                "Python: it answers the same inputs differently each time",
+                remedy="nothing can be compared bit for bit; take the randomness out of the model",
+            )
         worst = [compare(answer, answer) for answer in before]
         for _ in range(rounds):
             scramble(net, generator)
