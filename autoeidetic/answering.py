@@ -6,21 +6,19 @@ installed anew whenever those change.
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
 from torch.utils import _pytree as pytree
 
-from . import enforce, heads, initialise, routing
+from . import compiled, enforce, heads, initialise, routing, seal
+from .bits import alike, finite
 from .blueprint import ATTACHED, Blueprint, HeadPlan
 from .calls import Call, Calls, analysed, generalised
 from .decisions import decisions
@@ -31,7 +29,7 @@ from .integers import whole_number
 from .layers.guard import Guard, Runtime, guard
 from .owners import Owners
 from .parts import Part, check_shapes, exchanged, parts
-from .passes import PassLock
+from .passes import PassLock, exclusive
 from .pins import Pin, Pins, Where, state, watch
 from .seal import Seal
 from .signature import UnknownArgumentError, kind, signature
@@ -78,7 +76,8 @@ class Answering(nn.Module):
         super().__init__()
         self.backbone = model
         self.heads = nn.ModuleDict()
-        self.pins = Pins()
+        self._one_at_a_time = PassLock()
+        self.pins = Pins(self._one_at_a_time)
         self.blueprint = blueprint = made[0]
         self.examples = examples
         self.check_calls = True
@@ -91,15 +90,14 @@ class Answering(nn.Module):
         )
         self._tasks: list[Task] = []
         self._runtime = Runtime()
-        self._one_at_a_time = PassLock()
         self._spreads = initialise.spreads(model)
         self._templates = heads.templates(model, blueprint.heads)
         self.router: routing.Router | None = None
         self._snapshot: Snapshot | None = None
         self._finite: Any = None
+        self._number = compiled.numbered(self)
         self._guards: dict[str, Guard] = {}
         self._protections: dict[Call, _Protection] = {}
-        self._number = _numbered(self)
         self._parts: list[Part] = []
         self._visible: _Visible = {}
         self._settle(freeze=True)
@@ -149,10 +147,10 @@ class Answering(nn.Module):
         """
         if not torch.compiler.is_compiling():
             return self._eagerly(task, args, kwargs)
-        if not _is_known(self._number, signature(args, kwargs)):
+        if not compiled.is_known(self._number, signature(args, kwargs)):
             if self._call.blueprint.looks:
-                return _uncompiled(Answering._eagerly, self, task, args, kwargs)
-            _uncompiled(Answering._meet, self, args, kwargs)
+                return compiled.uncompiled(Answering._eagerly, self, task, args, kwargs)
+            compiled.uncompiled(Answering._meet, self, args, kwargs)
         return self._forward(task, args, kwargs)
 
     def _eagerly(self, task: int | str | None, args: Any, kwargs: Any) -> Any:
@@ -212,16 +210,22 @@ class Answering(nn.Module):
             return [self._answer(task, args, kwargs) for task in asked]
         output = self._run(asked, args, kwargs)
         parts = [self._part(output, position, asked) for position in range(len(asked))]
+        if torch.compiler.is_compiling():
+            pairs = zip(asked, parts, strict=True)
+            return [self._watched(task, part, args, kwargs) for task, part in pairs]
         if self._suspect(asked, parts):
             return [self._answer(task, args, kwargs) for task in asked]
         return parts
 
     def _answer(self, task: int, args: Any, kwargs: Any) -> Any:
         if self._tasks[task].finished and self._diverged():
-            return self._answer_without_free(task, args, kwargs)
+            self._warn_diverged(task)
+            return self._alone(task, args, kwargs)
         output = self._part(self._run((task,), args, kwargs), 0, (task,))
+        if torch.compiler.is_compiling():
+            return self._watched(task, output, args, kwargs)
         if self._suspect((task,), [output]):
-            return self._answer_without_free(task, args, kwargs)
+            return self._second_opinion(task, output, args, kwargs)
         return output
 
     def _run(self, tasks: tuple[int, ...], args: Any, kwargs: Any) -> Any:
@@ -318,38 +322,75 @@ class Answering(nn.Module):
             parts.append(leaf)
         return pytree.tree_unflatten(parts, structure)
 
-    # -- when training diverges ----------------------------------------------------------------
+    # -- values that are not finite ------------------------------------------------------------
+
+    def _bare(self, asked: list[int], args: Any, kwargs: Any) -> list[Any]:
+        """What tasks answer, be it infinite or NaN: in one pass of the body, if that can be."""
+        if self.blueprint.joint:
+            output = self._run(tuple(asked), args, kwargs)
+            return [self._part(output, position, tuple(asked)) for position in range(len(asked))]
+        return [self._part(self._run((task,), args, kwargs), 0, (task,)) for task in asked]
 
     def _diverged(self) -> bool:
         """Are there free values that are infinite or NaN? Looked up again when they change."""
-        if self.open_task is None or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             return False
+        if self.open_task is None and self._finite is not None:
+            # nothing learns: changes that the pins have noticed are reason enough to look again
+            if self._finite[2] == self.pins.changes:
+                return not self._finite[1]
         tensors = list(self._trained().values())
         now = state(tensors)
         if self._finite is None or self._finite[0] != now:
-            self._finite = (now, all(bool(t.isfinite().all()) for t in tensors))
+            self._finite = (now, all(bool(t.isfinite().all()) for t in tensors), 0)
+        self._finite = (*self._finite[:2], self.pins.changes)
         return not self._finite[1]
 
-    def _suspect(self, asked: tuple[int, ...], outputs: list[Any]) -> bool:
-        """Is there something infinite or NaN in what a finished task answers during training?"""
-        if self.open_task is None or torch.compiler.is_compiling():
-            return False
-        return any(
-            isinstance(leaf, Tensor) and leaf.is_floating_point() and not leaf.isfinite().all()
-            for task, output in zip(asked, outputs, strict=True)
-            if self._tasks[task].finished
-            for leaf in pytree.tree_leaves(output)
-        )
+    def _watched(self, task: int, output: Any, args: Any, kwargs: Any) -> Any:
+        """The answer of a compiled network: see :mod:`autoeidetic.compiled`."""
+        if torch.compiler.is_exporting() or not self._tasks[task].finished:
+            return output
+        return compiled.watched(output, (args, kwargs), self._number, task)
 
-    def _answer_without_free(self, task: int, args: Any, kwargs: Any) -> Any:
-        """A finished task's outputs, computed with all free values set to zero."""
-        warnings.warn(
-            f"task {self.open_task} has diverged: finished tasks are answered without its units; "
-            "net.rollback() takes the network back to the start of the task",
-            DivergenceWarning,
-            stacklevel=4,
-        )
-        with torch.no_grad(), self.free.set_to_zero():
+    def _suspect(self, asked: tuple[int, ...], outputs: list[Any]) -> bool:
+        """Is there something infinite or NaN in what a finished task answers?"""
+        pairs = zip(asked, outputs, strict=True)
+        return any(self._tasks[task].finished and not finite(output) for task, output in pairs)
+
+    def _second_opinion(self, task: int, output: Any, args: Any, kwargs: Any) -> Any:
+        """What to make of an answer that is not finite: whose fault is it?"""
+        alone = self._alone(task, args, kwargs)
+        if not alike(output, alone):
+            self._warn_diverged(task)
+        elif not finite((args, kwargs)):
+            warnings.warn(
+                f"the inputs hold infinite values or NaN, and so does the answer of task {task}: "
+                "no task has diverged",
+                DivergenceWarning,
+                stacklevel=5,
+            )
+        else:  # a task may well answer so: masks, logarithms
+            return output
+        return alone
+
+    def _warn_diverged(self, task: int) -> None:
+        if self.open_task is not None:
+            what = (
+                f"task {self.open_task} has diverged: finished tasks are answered without its "
+                "units; net.rollback() takes the network back to the start of the task"
+            )
+        else:
+            what = (
+                "values that no finished task owns, or units of later tasks, are infinite or NaN: "
+                f"task {task} is answered without them; prepare_for_task({len(self._tasks)}) gives "
+                "what is free fresh values"
+            )
+        warnings.warn(what, DivergenceWarning, stacklevel=5)
+
+    def _alone(self, task: int, args: Any, kwargs: Any) -> Any:
+        """A finished task's outputs with zeros for all that it and earlier tasks do not own."""
+        before = replace(self.free, owners=self.owners.upto(task))
+        with torch.no_grad(), before.set_to_zero():
             return self._part(self._run((task,), args, kwargs), 0, (task,))
 
     # -- keeping derived state right -----------------------------------------------------------
@@ -392,12 +433,13 @@ class Answering(nn.Module):
     def _whole(self) -> Iterator[None]:
         """A step in the life of tasks that is taken as a whole or, when it fails, not at all."""
         tasks, owners, snapshot = list(self._tasks), self.owners, self._snapshot
-        made, values = dict(self.heads._modules), dict(self.pins._buffers)
+        made, store = dict(self.heads._modules), self.pins.store
         try:
             yield
         except BaseException:  # also when it is interrupted
             self._tasks, self.owners, self._snapshot = tasks, owners, snapshot
-            self.heads._modules, self.pins._buffers = made, values
+            self.heads._modules = made
+            self.pins.put_back(store)
             self._settle(freeze=False)
             raise
 
@@ -415,7 +457,7 @@ class Answering(nn.Module):
         for task in self._tasks:
             if task.finished:
                 names += enforce.slots(self.heads[str(task.index)], f"heads.{task.index}")
-        return names + [f"pins.{name}" for name in self.pins._buffers]
+        return names
 
     def _install(self) -> None:
         """Put guards on the modules that need one, take them from the others."""
@@ -493,7 +535,7 @@ class Answering(nn.Module):
         """A call that is new, analysed; after a few of its kind a rule for all sizes is found."""
         call = self._analysed(inputs)
         if not call.blueprint.looks and self._calls.should_generalise(inputs):
-            with self._bare():
+            with self._bare_model():
                 examples = self._examples_now()
                 sizes = generalised(self.backbone, examples, self.blueprint, inputs)
             if sizes is not None:
@@ -503,12 +545,12 @@ class Answering(nn.Module):
 
     def _analysed(self, inputs: CallInputs) -> Call:
         """A call that is new, analysed together with the examples."""
-        with self._bare():
+        with self._bare_model():
             call = analysed(self.backbone, self._examples_now(), self.blueprint, inputs)
         return self._calls.one_of(call)
 
     @contextmanager
-    def _bare(self) -> Iterator[None]:
+    def _bare_model(self) -> Iterator[None]:
         """The backbone as the model that it was, in the mode in which it was analysed."""
         device = device_of(self.backbone, "").type
         with self.unguarded(), torch.autocast(device, enabled=False), torch.inference_mode(False):
@@ -550,6 +592,7 @@ class Answering(nn.Module):
             slot.visible[task.index] = seen
         return slot
 
+    @exclusive
     def train(self: Self, mode: bool = True) -> Self:
         """As ever; a change of mode is an occasion to put pinned values back.
 
@@ -561,6 +604,7 @@ class Answering(nn.Module):
             self.pins.impose()
         return self
 
+    @exclusive
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """As ever, except that frozen values stay what they are; those of others are refused."""
         self.pins.check(args[0] if args else kwargs["state_dict"], "pins.")
@@ -568,6 +612,7 @@ class Answering(nn.Module):
         self.pins.impose()
         return result
 
+    @exclusive
     def _apply(self: Self, fn: Any, recurse: bool = True) -> Self:
         self.pins.impose()
         before = self._types()
@@ -575,8 +620,15 @@ class Answering(nn.Module):
         self._settle(freeze=False)
         changed = [kind for name, kind in self._types().items() if before.get(name, kind) != kind]
         if changed:
-            self._tasks = [_converted(task, changed[0]) for task in self._tasks]
+            self._tasks = [self._converted(task, changed[0]) for task in self._tasks]
         return self
+
+    def _converted(self, task: Task, kind: torch.dtype) -> Task:
+        """A task after a change of type: are its values those that were sealed?"""
+        if task.seal is None:
+            return task
+        rounded = "" if seal.holds(self, task.index, task.seal) else str(kind)
+        return replace(task, seal=replace(task.seal, converted=rounded))
 
     def _types(self) -> dict[str, torch.dtype]:
         return {name: home[leaf].dtype for name, (home, leaf) in self._slots.items()}
@@ -590,42 +642,8 @@ class Answering(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._number = _numbered(self)
+        self._number = compiled.numbered(self)
         self._settle(freeze=False)
-
-
-#: Networks by number: to a compiler a number is a constant.
-_networks: WeakValueDictionary[int, Answering] = WeakValueDictionary()
-_numbers = itertools.count()
-
-
-def _numbered(net: Answering) -> int:
-    number = next(_numbers)
-    _networks[number] = net
-    return number
-
-
-def _is_known(number: int, key: Hashable) -> bool:
-    """Is a call protected as it needs to be, at the time when it is compiled?"""
-    net = _networks[number]
-    call = net._calls.known.get(key)
-    return not net.check_calls or (call is net._call and not call.blueprint.looks)
-
-
-# As torch.compiler.assume_constant_result does it, without importing the compiler.
-_is_known._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-@_disable_dynamo
-def _uncompiled(function: Any, *args: Any) -> Any:
-    return function(*args)
-
-
-def _converted(task: Task, kind: torch.dtype) -> Task:
-    """A task whose sealed values may have been rounded."""
-    if task.seal is None:
-        return task
-    return replace(task, seal=replace(task.seal, converted=str(kind)))
 
 
 def device_of(model: nn.Module, path: str) -> torch.device:

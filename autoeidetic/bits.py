@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -34,3 +37,30 @@ def different(left: Tensor, right: Tensor) -> Tensor:
 def same(left: Tensor, right: Tensor) -> bool:
     """Are shape, type and every bit the same? A NaN with the same bits is."""
     return left.dtype == right.dtype and torch.equal(bits(left), bits(right))
+
+
+# -- answers: tensors in some structure ----------------------------------------------------------
+
+
+def tensors_of(answer: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(answer) if isinstance(leaf, Tensor)]
+
+
+def finite(answer: Any) -> bool:
+    """Is no number in it infinite or NaN?
+
+    Example:
+        >>> finite({"logits": torch.tensor([1.0, torch.inf]), "index": torch.tensor(1)})
+        False
+    """
+    return all(
+        bool(tensor.isfinite().all())
+        for tensor in tensors_of(answer)
+        if tensor.is_floating_point() or tensor.is_complex()
+    )
+
+
+def alike(left: Any, right: Any) -> bool:
+    """Have two answers of one structure the same bits? A NaN is a NaN."""
+    pairs = zip(tensors_of(left), tensors_of(right), strict=True)
+    return all(a.shape == b.shape and not bool(different(a, b).any()) for a, b in pairs)

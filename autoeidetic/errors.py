@@ -89,7 +89,7 @@ class CapacityError(AutoeideticError):
 
 
 class NonFiniteError(AutoeideticError):
-    """Values that are to be frozen, or to be learned from, are infinite or not a number."""
+    """Values to be frozen or to be learned from, or an answer, are infinite or not a number."""
 
 
 class CheckpointError(AutoeideticError):
@@ -105,7 +105,7 @@ class StorageWarning(UserWarning):
 
 
 class DivergenceWarning(UserWarning):
-    """Free values are infinite or not a number; finished tasks are answered without them."""
+    """Free values (finished tasks are answered without them) or inputs are not finite."""
 
 
 class RehearsalWarning(UserWarning):

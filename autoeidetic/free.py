@@ -77,6 +77,16 @@ class FreeValues:
             for name, values in initialise.fresh_values(module, own).items():
                 self.write(prefix + name, values)
 
+    def mend(self, spreads: Mapping[str, tuple[float, float]]) -> None:
+        """Fresh values for those that are infinite or NaN, which nothing could learn from."""
+        kept = {name: t.detach().clone() for name, t in self.tensors().items()}
+        if all(bool(values.isfinite().all()) for values in kept.values()):
+            return
+        self.renew(spreads)
+        for name, values in kept.items():
+            home, leaf = self.slots[name]
+            self.write(name, torch.where(values.isfinite(), values, home[leaf].detach()))
+
     @contextmanager
     def set_to_zero(self) -> Iterator[None]:
         """For as long as this lasts, nothing free has a value."""

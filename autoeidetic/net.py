@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import heads, routing, seal, training
+from . import heads, recheck, routing, seal, training
 from .answering import Answering, Task, device_of
 from .batches import default_loss
 from .blueprint import HeadPlan
@@ -20,6 +20,7 @@ from .drawable import Drawable
 from .errors import CapacityError, InputError, NonFiniteError, Place, TaskError
 from .integers import whole_number
 from .owners import FREE, Owners
+from .passes import exclusive
 from .prune import choose
 from .score import Loss, ScoreData, class_scores, named
 from .snapshot import Snapshot
@@ -51,6 +52,7 @@ class EideticNet(Drawable, Answering):
 
     # -- the life of a task --------------------------------------------------------------------
 
+    @exclusive
     @_trainable
     def prepare_for_task(
         self,
@@ -110,6 +112,8 @@ class EideticNet(Drawable, Answering):
             if self.open_task is not None:
                 self.finish_task()
             if task == 0 or self.recycle == "keep":
+                with _seeded(seed + 1):
+                    self.free.mend(self._spreads)
                 self._snapshot = Snapshot(self.free.tensors())
             self._tasks.append(opened)
             self._start(made)
@@ -129,6 +133,7 @@ class EideticNet(Drawable, Answering):
             )
         return self._tasks[asked].classes
 
+    @exclusive
     def replace_task(self, task: int, by: int | None) -> None:
         """From now on a second go at a task answers in its place; None undoes that.
 
@@ -230,6 +235,7 @@ class EideticNet(Drawable, Answering):
             return self.backbone.get_parameter(head.parameters[0]).detach()
         return next(p for p in self.backbone.parameters() if p.is_floating_point()).detach()
 
+    @exclusive
     @_trainable
     def rollback(self) -> None:
         """Take the network back to the start of the open task: all its training is gone.
@@ -293,6 +299,7 @@ class EideticNet(Drawable, Answering):
         )
         self._give_up(chosen)
 
+    @exclusive
     def _give_up(self, chosen: Any) -> None:
         """Take classes (a boolean vector) out of the open task."""
         with self._whole():
@@ -324,13 +331,16 @@ class EideticNet(Drawable, Answering):
                 shape = [-1] + [1] * (weight.dim() - 1)
                 weight.copy_(torch.where(hidden, mean.view(shape), weight))
 
+    @exclusive
     @_trainable
     def finish_task(self) -> None:
         """Freeze what the open task has kept. Its outputs never change again.
 
         Raises:
             TaskError: no task is open.
-            NonFiniteError: a value is infinite or not a number; nothing is changed.
+            NonFiniteError: a value is infinite or not a number, or what the task computes is: on
+                reference inputs an earlier task no longer answers as it did. Nothing is changed.
+            EnforcementError: an earlier task answers reference inputs with other finite values.
         """
         self._need_open("finish_task()")
         self._follow()
@@ -338,6 +348,7 @@ class EideticNet(Drawable, Answering):
         self._check_finite()
         with self._whole():
             self._freeze()
+            recheck.finished(self)
             self._tasks[-1] = replace(self._tasks[-1], seal=seal.take(self, len(self._tasks) - 1))
 
     def _freeze(self) -> None:
@@ -347,6 +358,7 @@ class EideticNet(Drawable, Answering):
         self._snapshot = None
         self._settle(freeze=True)
 
+    @exclusive
     def seal(self) -> None:
         """Take the seals of all finished tasks anew, for :func:`autoeidetic.audit`.
 
@@ -483,6 +495,7 @@ class EideticNet(Drawable, Answering):
     def _summary(self) -> str:
         return str(self.capacity())
 
+    @exclusive
     def verify(self, *args: Any, rounds: int = 3, seed: int = 0, **kwargs: Any) -> Verification:
         """Scramble every free value several times and compare all finished tasks bit for bit.
 
@@ -500,6 +513,7 @@ class EideticNet(Drawable, Answering):
         self._follow()
         return verify(self, args, kwargs, rounds=rounds, seed=seed)
 
+    @exclusive
     def save(self, path: Any) -> None:
         """Write the network to one file, all or nothing. :func:`autoeidetic.load` opens it."""
         from .checkpoint import save

@@ -1,7 +1,7 @@
 """Pins: elements of parameters and buffers that may never change again.
 
-Two kinds. A *frozen* element belongs to a finished task: its value is kept here, in a buffer, and
-put back whenever something moved it. A *zero* keeps what is hidden from a unit in training out
+Two kinds. A *frozen* element belongs to a finished task: its value is kept in a store and put back
+whenever something moved it. A *zero* keeps what is hidden from a unit in training out
 of it. Gradients of both are zero. Whether something moved is seen by version counters, addresses
 and a few elements before every forward pass; after every step of any ``torch.optim.Optimizer`` on
 the network's parameters everything is put back without asking, for an optimizer may write through
@@ -10,18 +10,26 @@ the network's parameters everything is put back without asking, for an optimizer
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from .bits import bits, same
 from .errors import EnforcementError, Place
+from .passes import PassLock
 from .spots import Spots, spread
+from .store import Store
 
 
 @dataclass(frozen=True)
@@ -167,16 +175,19 @@ class Pin:
 
 
 class Pins(nn.Module):
-    """The pinned elements of a network; their values are buffers, so they move and save with it."""
+    """The pinned elements of a network; states of the network hold copies of their values."""
 
-    def __init__(self) -> None:
+    def __init__(self, lock: PassLock) -> None:
         super().__init__()
+        self.lock = lock
         self._pins: tuple[Pin, ...] = ()
+        self._store = Store()
         self._slots: list[Slot] = []
         self._seen: list[_State] = []
         self._spots: Spots | None = None  # of the tensors that were seen last
         self._fresh: set[int] = set()  # numbers of pins that an optimizer's step has just imposed
         self._stepped = False  # has there been one since the last look?
+        self.changes = 0  # grows whenever a tensor may hold other values than before
         self._hooks: list[Any] = []
         self._hooked: list[tuple[int, bool]] = []
         self._covered: frozenset[str] = frozenset()
@@ -185,8 +196,18 @@ class Pins(nn.Module):
         return {**self.__dict__, "_hooks": [], "_slots": [], "_seen": [], "_spots": None}
 
     def values(self, name: str) -> Tensor:
-        """The frozen values of a tensor."""
-        return self._buffers[_key(name)]  # type: ignore[return-value]
+        """The frozen values of a tensor, in the type that it has now."""
+        slot = next(s for pin, s in zip(self._pins, self._slots, strict=True) if pin.name == name)
+        return self._store.like(name, _tensor(slot))
+
+    @property
+    def store(self) -> Store:
+        """All frozen values."""
+        return self._store
+
+    def put_back(self, store: Store) -> None:
+        """Take an earlier store; ``bind`` must follow."""
+        self._store = store
 
     def frozen(self) -> list[Pin]:
         """The pins that hold values of finished tasks."""
@@ -208,6 +229,8 @@ class Pins(nn.Module):
         pins = tuple(pins)
         tensors = {pin.name: _tensor(slots[pin.name]) for pin in pins}
         pins = tuple(pin.to(tensors[pin.name].device) for pin in pins)
+        for name, tensor in tensors.items():
+            self._store.move(name, tensor.device)
         if freeze:
             self._freeze(pins, tensors)
         self._pins, self._slots = pins, [slots[pin.name] for pin in pins]
@@ -228,15 +251,17 @@ class Pins(nn.Module):
                     self._hooks.append(tensor.register_hook(_gradient_hook(frozen, pin.zeros)))
 
     def _freeze(self, pins: tuple[Pin, ...], tensors: dict[str, Tensor]) -> None:
-        values = {
-            _key(pin.name): pin.frozen.take(tensors[pin.name].detach())
-            for pin in pins
-            if pin.frozen is not None
-        }
-        for key in [key for key in self._buffers if key not in values]:
-            del self._buffers[key]
-        for key, value in values.items():
-            self.register_buffer(key, value)
+        before = {pin.name: pin.frozen for pin in self._pins}
+        values = {}
+        for pin in pins:
+            if pin.frozen is not None:
+                now, then = tensors[pin.name].detach(), before.get(pin.name)
+                wide = None if then is None else self._store.widened(pin.name, now)
+                if wide is not None and then is not None:  # the network was rounded meanwhile
+                    then.put(wide, self._store.exact(pin.name))
+                    now = wide
+                values[pin.name] = pin.frozen.take(now)
+        self._store = Store(values)
 
     def tensors(self) -> list[Tensor]:
         """The tensors that hold pinned elements."""
@@ -259,6 +284,14 @@ class Pins(nn.Module):
             if pin.frozen is not None and not tensor.is_meta and not _is_cache(slot):
                 yield from pin.frozen.some(tensor.detach())
 
+    def concerned(self, stepped: set[int]) -> bool:
+        """Has one of these tensors (their ids) pinned elements?"""
+        return any(id(slot[0].get(slot[1])) in stepped for slot in self._slots)
+
+    def look_everywhere(self) -> None:
+        """At the next pass: somebody may write, or has written, without a trace."""
+        self._stepped = True
+
     def after_step(self, stepped: set[int]) -> None:
         """Put back what an optimizer has just stepped, without looking: ids of its tensors.
 
@@ -269,6 +302,7 @@ class Pins(nn.Module):
             self._impose(own, surely=True)
             self._fresh.update(own)
             self._stepped = True
+            self.changes += 1
 
     @torch.no_grad()
     def _impose(self, numbers: Iterable[int], *, surely: bool = False) -> None:
@@ -279,7 +313,7 @@ class Pins(nn.Module):
             self._seen = [_NEVER] * len(tensors)
         for number in numbers:
             pin, tensor, cache = self._pins[number], tensors[number], _is_cache(self._slots[number])
-            if not cache or tensor.shape == self.values(pin.name).shape:
+            if not cache or tensor.shape == self._store.exact(pin.name).shape:
                 self._impose_one(pin, tensor.detach(), surely)
             (now,) = state([tensor])
             if not cache and _address(now) != _address(self._seen[number]):
@@ -287,8 +321,10 @@ class Pins(nn.Module):
             self._seen[number] = now
 
     def _impose_one(self, pin: Pin, tensor: Tensor, surely: bool) -> None:
+        if tensor.is_meta:
+            return
         if pin.frozen is not None:
-            values = self.values(pin.name)
+            values = self._store.like(pin.name, tensor)
             if pin.frozen.everything and values.shape != tensor.shape:
                 raise EnforcementError(
                     f"{pin.name} has the shape {tuple(tensor.shape)}; it had "
@@ -314,6 +350,7 @@ class Pins(nn.Module):
         now = state(tensors)
         exchanged = self._addresses(now) != self._addresses(self._seen)
         if exchanged or self._spots is None or self._spots.moved():
+            self.changes += 1
             self.impose()
             return
         numbers = [
@@ -321,6 +358,7 @@ class Pins(nn.Module):
             for number, (then, current) in enumerate(zip(self._seen, now, strict=True))
             if then != current or (look and number not in fresh)
         ]
+        self.changes += bool(numbers)
         if numbers or (training and _hookable(tensors) != self._hooked):
             self._impose(numbers)
 
@@ -328,6 +366,11 @@ class Pins(nn.Module):
         """Of the tensors that are looked at; a model makes its caches anew as it likes."""
         pairs = zip(self._slots, states, strict=False)  # nothing may have been seen yet
         return [_address(each) for slot, each in pairs if not _is_cache(slot)]
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Copies, so that nobody who writes into a state writes into what is frozen."""
+        for name in self._store:
+            destination[prefix + _key(name)] = self._store.exact(name).clone()
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """A foreign state never replaces frozen values: it must agree with them."""
@@ -345,13 +388,13 @@ class Pins(nn.Module):
             raise RuntimeError("\n\t".join(["Nothing was loaded:", *found]))
 
     def _differences(self, state_dict: Any, prefix: str) -> Iterator[str]:
-        for key, mine in self._buffers.items():
-            other = state_dict.get(prefix + key)
-            if other is None or mine is None:
-                yield f"the state has no frozen values for {key.replace('/', '.')}"
+        for name in self._store:
+            mine, other = self._store.exact(name), state_dict.get(prefix + _key(name))
+            if other is None:
+                yield f"the state has no frozen values for {name}"
             elif not same(other.to(mine), mine):
                 yield (
-                    f"frozen values of {key.replace('/', '.')} differ from those of this network; "
+                    f"frozen values of {name} differ from those of this network; "
                     "use autoeidetic.load to open a saved network"
                 )
 
@@ -409,12 +452,57 @@ def watch(pins: Pins) -> None:
     _watched.add(pins)
 
 
+def _stepped(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
+def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+    """No pass of a network from here on until its pinned values are back in place."""
+    if not _watched or torch.compiler.is_compiling():
+        return None
+    stepped = _stepped(optimizer)
+    concerned = sorted(
+        (pins for pins in list(_watched) if pins.concerned(stepped)), key=lambda p: p.lock.number
+    )
+    for pins in concerned:
+        pins.lock.begin_step(sys._getframe(1))
+    if not concerned or not any(map(callable, (*args[1:], *kwargs.values()))):
+        return None
+    lend = partial(_lending, concerned)
+    return (args[0], *map(lend, args[1:])), {name: lend(value) for name, value in kwargs.items()}
+
+
+def _lending(concerned: list[Pins], closure: Any) -> Any:
+    """A closure for the time of which others may use the networks: it runs passes of its own.
+
+    Its backward pass may do so in another thread, which would wait for ever.
+    """
+    if not callable(closure):
+        return closure
+
+    @wraps(closure)
+    def lent(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for pins in concerned:
+                pins.look_everywhere()
+                stack.enter_context(pins.lock.lent())
+            return closure(*args, **kwargs)
+
+    return lent
+
+
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if not _watched:
         return
-    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    stepped = _stepped(optimizer)
+    held = None if torch.compiler.is_compiling() else sys._getframe(1)
     for pins in list(_watched):
-        pins.after_step(stepped)
+        try:
+            pins.after_step(stepped)
+        finally:
+            if held is not None:
+                pins.lock.end_step(held)
 
 
+register_optimizer_step_pre_hook(_before_step)
 register_optimizer_step_post_hook(_after_step)

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .capture import preserved
+from .generators import seed_generators
 from .inputs import BATCH
 from .results.digest import Hasher
 
@@ -61,7 +62,7 @@ def refer(net: Answering, task: int) -> Reference | str:
     A few rows of the inputs do, unless the model insists on the batch of its example.
     """
     why_not = ""
-    few = _few(net)
+    few = few_rows(net)
     for batch in (few, None) if few else (None,):
         try:
             return ask(net, task, batch)
@@ -72,6 +73,13 @@ def refer(net: Answering, task: int) -> Reference | str:
 
 def ask(net: Answering, task: int, batch: int | None) -> Reference:
     """What a task answers by itself, not a second go at it in its place."""
+    with asking(net, batch) as (args, kwargs, asked):
+        return recorded(net, net._answer(task, args, kwargs), batch, asked)
+
+
+@contextmanager
+def asking(net: Answering, batch: int | None) -> Iterator[tuple[Any, Any, str]]:
+    """Reference inputs and their digest, while nothing disturbs the network's answers to them."""
     device = next(net.backbone.parameters()).device
     args, kwargs = inputs(net, batch)
     asked = Hasher()
@@ -79,9 +87,14 @@ def ask(net: Answering, task: int, batch: int | None) -> Reference:
     args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.to(device), (args, kwargs))
     with _undisturbed(net, device.type):
         net._before(args, kwargs)
-        answer = net._answer(task, args, kwargs)
-        outputs = [_output(leaf) for leaf in pytree.tree_leaves(answer) if isinstance(leaf, Tensor)]
-    return Reference(batch, asked.digest(), tuple(outputs), environment(device))
+        yield args, kwargs, asked.digest()
+
+
+def recorded(net: Answering, answer: Any, batch: int | None, asked: str) -> Reference:
+    """An answer to reference inputs."""
+    outputs = [_output(leaf) for leaf in pytree.tree_leaves(answer) if isinstance(leaf, Tensor)]
+    here = environment(next(net.backbone.parameters()).device)
+    return Reference(batch, asked, tuple(outputs), here)
 
 
 def environment(device: torch.device) -> dict[str, str]:
@@ -110,13 +123,40 @@ def _undisturbed(net: Answering, device: str) -> Iterator[None]:
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(preserved(net))
-        torch.default_generator.manual_seed(0)
+        seed_generators(0)
         try:
             yield
         finally:
             for buffer, values in zip(buffers, before, strict=True):
                 if not torch.equal(buffer, values):
                     buffer.copy_(values)
+
+
+def close(then: Reference, now: Reference) -> bool:
+    """Are two answers the same up to rounding, as far as their samples tell?"""
+    if len(then.outputs) != len(now.outputs):
+        return False
+    for before, after in zip(then.outputs, now.outputs, strict=True):
+        one, other = sample(before), sample(after)
+        if (before.type, before.shape) != (after.type, after.shape) or one.shape != other.shape:
+            return False
+        if one.is_floating_point() or one.is_complex():
+            one, other = (torch.view_as_real(t) if t.is_complex() else t for t in (one, other))
+            loose = torch.finfo(one.dtype).eps ** 0.5
+            one, other = one.double(), other.double()
+            size = one.nan_to_num(0, 0, 0).abs().max() if one.numel() else 0
+            if not torch.allclose(one, other, loose, loose * float(size), equal_nan=True):
+                return False
+        elif not torch.equal(one, other):
+            return False
+    return True
+
+
+def sample(output: Output) -> Tensor:
+    """The values of an output that were kept."""
+    data = bytearray(base64.b64decode(output.sample))
+    kind = getattr(torch, output.type.removeprefix("torch."))
+    return torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind)
 
 
 # -- inputs ------------------------------------------------------------------------------------
@@ -141,7 +181,7 @@ def inputs(net: Answering, batch: int | None) -> tuple[tuple[Any, ...], dict[str
     return args, kwargs
 
 
-def _few(net: Answering) -> int | None:
+def few_rows(net: Answering) -> int | None:
     """A batch that is smaller than the example's; None when it is small, or there is none."""
     leaves = pytree.tree_leaves((net.example.args, net.example.kwargs))
     lengths = {leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()}

@@ -74,6 +74,19 @@ def frozen(net: Answering, task: int) -> Frozen:
     return Frozen(digest(own), tensors)
 
 
+def holds(net: Answering, task: int, sealed: Seal) -> bool:
+    """Are the frozen values of a task those that were sealed?"""
+    return not other_type(net, sealed) and frozen(net, task) == sealed.frozen
+
+
+def other_type(net: Answering, sealed: Seal) -> str:
+    """A type that a sealed tensor has now and had not when it was sealed; empty: none."""
+    for name, kind in net._types().items():
+        if name in sealed.frozen.tensors and sealed.frozen.tensors[name].type != str(kind):
+            return str(kind)
+    return ""
+
+
 def elements(net: Answering, task: int) -> dict[str, Where]:
     """The elements of each tensor that a finished task froze.
 

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .bits import different
-from .errors import TaskError
+from . import recheck
+from .bits import different, finite
+from .errors import EnforcementError, TaskError
+from .generators import seed_generators, untouched_generators
 
 if TYPE_CHECKING:
     from .net import EideticNet
@@ -22,17 +24,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What scrambling did to one task's outputs."""
+    """What scrambling did to one task's outputs.
+
+    ``nans`` of them are not a number although the inputs are finite. ``sealed``: is the task what
+    it was when it was finished? None where that cannot be told; ``note`` says why.
+    """
 
     task: int
     name: str
     elements: int
     changed: int
     largest: float
+    nans: int = 0
+    sealed: bool | None = None
+    note: str = ""
 
     @property
     def ok(self) -> bool:
-        return self.changed == 0
+        return self.changed == 0 and self.nans == 0 and self.sealed is not False
+
+    def __str__(self) -> str:
+        text = f"{self.name}: {self.changed} of {self.elements} outputs changed"
+        if self.changed:
+            text += f", by up to {self.largest:.3g}"
+        if self.nans:
+            text += f"; {self.nans} are NaN, though the inputs are finite"
+        if self.sealed is False:
+            text += f"; {self.note}"
+        elif self.note:
+            text += f" (not compared with its seal: {self.note})"
+        return text
 
 
 @dataclass(frozen=True)
@@ -40,30 +61,39 @@ class Verification:
     """The verdicts on all finished tasks.
 
     ``moved`` names the first layer, in the order of the forward pass, of which channels that a
-    finished task owns changed.
+    finished task owns changed. ``random``: the model answers the same inputs differently each
+    time, so that its tasks were compared with the same random numbers for every answer.
     """
 
     rounds: int
     tasks: tuple[Verdict, ...]
     moved: str | None
+    random: bool = False
 
     @property
     def ok(self) -> bool:
-        return all(verdict.ok for verdict in self.tasks)
+        return not self.random and all(verdict.ok for verdict in self.tasks)
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "ok": self.ok}
 
     def __str__(self) -> str:
-        lines = [
-            f"{v.name}: {v.changed} of {v.elements} outputs changed"
-            + ("" if v.ok else f", by up to {v.largest:.3g}")
-            for v in self.tasks
-        ]
+        lines = [str(verdict) for verdict in self.tasks]
         if self.moved is not None:
             lines.append(f"the first layer whose frozen channels moved: {self.moved}")
-        verdict = "nothing moved" if self.ok else "FINISHED TASKS HAVE CHANGED"
-        return "\n".join([*lines, f"{verdict} in {self.rounds} rounds"])
+        return "\n".join([*lines, f"{self._verdict()} in {self.rounds} rounds"])
+
+    def _verdict(self) -> str:
+        if any(verdict.changed or verdict.sealed is False for verdict in self.tasks):
+            return "FINISHED TASKS HAVE CHANGED"
+        if any(verdict.nans for verdict in self.tasks):
+            return "nothing moved, but FINISHED TASKS ANSWER NaN"
+        if self.random:
+            return (
+                "the model is random in eval mode: it answers the same inputs differently each "
+                "time, which no conversion can change; with the same random numbers nothing moved"
+            )
+        return "nothing moved"
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"
@@ -80,23 +110,40 @@ def verify(net: EideticNet, args: Any, kwargs: Any, *, rounds: int, seed: int) -
     net.pins.impose()
     generator = torch.Generator().manual_seed(seed)
     moved = None
-    with _as_it_was(net) as kept, torch.no_grad():
+
+    def ask(seeded: bool = True) -> list[list[Tensor]]:
+        if seeded:  # a model may be random in eval mode as well
+            seed_generators(seed)
+        return [outputs(net, task.index, args, kwargs) for task in finished]
+
+    with _as_it_was(net) as kept, torch.no_grad(), untouched_generators():
         net.eval()
-        before = [outputs(net, task.index, args, kwargs) for task in finished]
+        random = any(compare(a, b)[1] for a, b in zip(ask(False), ask(False), strict=True))
+        before = ask()
+        if random and any(compare(a, b)[1] for a, b in zip(before, ask(), strict=True)):
+            raise EnforcementError(
+                "the model is random in eval mode, and not by the generators of torch, NumPy or "
+                "Python: it answers the same inputs differently each time",
+                remedy="nothing can be compared bit for bit; take the randomness out of the model",
+            )
         worst = [compare(answer, answer) for answer in before]
         for _ in range(rounds):
             scramble(net, generator)
-            after = [outputs(net, task.index, args, kwargs) for task in finished]
-            found = [compare(a, b) for a, b in zip(before, after, strict=True)]
+            found = [compare(a, b) for a, b in zip(before, ask(), strict=True)]
             worst = [max(pair, key=lambda c: c[1]) for pair in zip(worst, found, strict=True)]
             if moved is None and any(changed for _, changed, _ in found):
                 moved = _first_moved(net, kept, args, kwargs)
             _put_back(net, kept)
+        nans = [_nans(answer) if finite((args, kwargs)) else 0 for answer in before]
     verdicts = tuple(
-        Verdict(task.index, task.name, elements, changed, largest)
-        for task, (elements, changed, largest) in zip(finished, worst, strict=True)
+        Verdict(task.index, task.name, *counts, nan, *recheck.with_seal(net, task))
+        for task, counts, nan in zip(finished, worst, nans, strict=True)
     )
-    return Verification(rounds, verdicts, moved)
+    return Verification(rounds, verdicts, moved, random)
+
+
+def _nans(answer: list[Tensor]) -> int:
+    return sum(int(tensor.isnan().sum()) for tensor in answer)
 
 
 def outputs(net: EideticNet, task: int, args: Any, kwargs: Any) -> list[Tensor]:

@@ -424,6 +424,10 @@ def test_to_another_type_and_back(tmp_path: Path) -> None:
     net.double().float().save(tmp_path / "net")
     assert audit(tmp_path / "net").ok  # nothing was lost
     net.half().float().save(tmp_path / "net")
+    assert audit(tmp_path / "net").ok  # frozen values have not followed
+    net.half().save(tmp_path / "net")
+    rounded = autoeidetic.load(tmp_path / "net", normed())  # a file holds what it was given
+    rounded.float().save(tmp_path / "net")
     assert verdicts(audit(tmp_path / "net")) == ["converted"]
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from autoeidetic import recheck
 from autoeidetic.errors import DivergenceWarning, NonFiniteError, TaskError
 from autoeidetic.net import EideticNet
 
@@ -193,6 +194,212 @@ def test_non_finite_head_and_statistics() -> None:
         life.net.free.write("bn.running_var", torch.full((8,), math.nan))
     with pytest.raises(NonFiniteError, match="running_var"):
         life.net.finish_task()
+
+
+# -- weights are finite, activations are not ------------------------------------------------------
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(16))
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)[:, :16]
+        for layer in self.layers:
+            x = F.leaky_relu(layer(x))
+        return self.head(x)
+
+
+def overflowing() -> lives.Life:
+    """Two steps at a learning rate of 1e5: no weight is infinite, activations are."""
+    life = lives.Life(Deep(), X).first_task()
+    life.prepare()
+    net = life.net.train()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        lives.loss_of(net(X)).backward()
+        nn.utils.clip_grad_value_(net.parameters(), 1.0)
+        optimizer.step()
+    assert all(p.isfinite().all() for p in net.parameters())
+    assert not net(X).isfinite().all()
+    return life
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("size", [1e30, 3e38])
+def test_a_task_that_overflows_is_not_finished(model: type[nn.Module], size: float) -> None:
+    life = started(model)
+    poison(life.net, size)
+    with lives.unchanged(life.net), pytest.raises(NonFiniteError, match="cannot be finished") as e:
+        life.net.finish_task()
+    assert "rollback" in e.value.remedy
+    life.net.rollback()
+    life.train(lives.sgd(life.net))
+    life.finish()
+    life.verify()
+
+
+def test_a_deep_network_that_overflows_is_not_finished() -> None:
+    life = overflowing()
+    message = "its units overflow, and with them .* outputs of task 0 on reference inputs"
+    with lives.unchanged(life.net), pytest.raises(NonFiniteError, match=message):
+        life.net.finish_task()
+    with lives.unchanged(life.net), pytest.raises(NonFiniteError, match=message):
+        life.net.prepare_for_task(2, num_classes=5, on_full="reuse")
+    with pytest.warns(DivergenceWarning, match="task 1 has diverged"):
+        life.check("overflowing")
+    life.net.rollback()
+    life.check("rolled back")
+
+
+def test_a_finished_task_that_overflows_takes_no_earlier_one_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On some inputs only, say, so that nothing was noticed when it was finished."""
+    life = overflowing()
+    monkeypatch.setattr(recheck, "finished", lambda net: None)
+    life.net.finish_task()
+    net = life.net.eval()
+    with pytest.warns(DivergenceWarning, match="task 0 is answered without them"):
+        life.check("overflowing")
+    with pytest.warns(DivergenceWarning):
+        report = net.verify(X)
+    assert [verdict.ok for verdict in report.tasks] == [True, False]
+    assert report.tasks[1].nans
+    assert "FINISHED TASKS ANSWER NaN" in str(report)
+    net.prepare_for_task(2, num_classes=5, on_full="reuse")
+    with pytest.warns(DivergenceWarning):
+        life.check("the next task")
+
+
+# -- while no task is open ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recycle", ["reinit", "keep"])
+def test_a_stray_batch_after_a_task_was_finished(recycle: str) -> None:
+    """It leaves NaN in the running statistics of free channels."""
+    life = lives.Life(Conv(), X, recycle=recycle).first_task()
+    net = life.net.train()
+    spoilt = X.clone()
+    spoilt[0, 0, 0, 0] = math.nan
+    with torch.no_grad(), pytest.warns(DivergenceWarning, match="the inputs hold infinite values"):
+        net(spoilt)
+    assert not net.backbone.bn.running_mean.isfinite().all()
+    with pytest.warns(DivergenceWarning, match="values that no finished task owns"):
+        life.check("a stray batch")
+    with pytest.warns(DivergenceWarning):
+        life.verify()
+    life.prepare()
+    assert all(tensor.isfinite().all() for tensor in net._trained().values())
+    life.train(lives.sgd(net))
+    life.finish()
+    life.verify()
+
+
+def test_a_step_while_no_task_is_open() -> None:
+    life = lives.Life(Conv(), X).first_task()
+    net = life.net
+    for parameter in net.parameters():
+        parameter.grad = torch.full_like(parameter, math.nan)
+    torch.optim.SGD(net.parameters(), lr=0.1).step()
+    with pytest.warns(DivergenceWarning, match=r"prepare_for_task\(1\) gives what is free"):
+        life.check("a stray step")
+
+
+# -- inputs that are not finite -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("open_task", [True, False])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_inputs_are_not_blamed_on_a_task(value: float, open_task: bool) -> None:
+    life = started(Conv)
+    if not open_task:
+        life.finish()
+    net = life.net.eval()
+    spoilt = X.clone()
+    spoilt[0] = value
+    with torch.no_grad(), pytest.warns(DivergenceWarning) as caught:
+        said = net(spoilt, task=0)
+    assert "the inputs hold infinite values or NaN" in str(caught[0].message)
+    assert len(caught) == 1
+    assert not said[0].isfinite().any()
+    assert lives.same([said[1:]], [life.said[0][0][1:]])
+    life.check("spoilt inputs")
+
+
+class LogOfInputs(nn.Module):
+    """Answers NaN to negative inputs, whatever it has learned, and hides a class on purpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.head(F.relu(self.stem(x))), x.log()
+
+
+def test_answers_that_are_not_finite_by_themselves_are_nobodys_fault() -> None:
+    x = torch.randn(4, 4)
+    life = lives.Life(LogOfInputs(), x)
+    for _ in range(2):
+        life.net.prepare_for_task(len(life.net.tasks), num_classes=3)
+        life.net.prune(0.5)
+        life.net.finish_task()
+    net = life.net.eval()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert net(x, task=0)[1].isnan().any()
+        assert net.verify(x.abs()).ok
+        report = net.verify(x)
+    assert not report.ok
+    assert "NaN, though the inputs are finite" in str(report)
+
+
+# -- compiled -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", [0, "all"])
+@pytest.mark.parametrize("value", [math.nan, 1e30])
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_a_compiled_network_answers_rightly_or_raises(
+    fullgraph: bool, value: float, task: int | str
+) -> None:
+    life = overflowing() if value == 1e30 else started(Conv)
+    net = life.net.eval()
+    torch.compiler.reset()
+    program = torch.compile(net, backend="aot_eager", fullgraph=fullgraph)
+    life.net.rollback()
+    spoilt = X.clone()
+    spoilt[0, 0, 0, 0] = math.nan
+    with torch.no_grad():
+        answer = program(X, task=task)
+        torch.testing.assert_close(answer if task == 0 else answer[0], life.said[0][0])
+        answer = program(spoilt, task=task)  # nobody's fault but the input's
+        assert not (answer if task == 0 else answer[0]).isfinite().all()
+        poison(net, value)
+        if value == 1e30:
+            net.free.write("layers.0.weight", torch.full((16, 16), 1e38))
+        with pytest.raises(NonFiniteError, match="task 0 answers NaN in a compiled network"):
+            program(X, task=task)
+    with pytest.warns(DivergenceWarning):
+        life.check("compiled")
+    net.rollback()
+    teacher = program(X.clone().requires_grad_(), task=0)
+    teacher.sum().backward()
+
+
+def test_a_compiled_network_may_answer_nan_by_itself() -> None:
+    x = torch.randn(4, 4)
+    net = lives.Life(LogOfInputs(), x).net
+    net.prepare_for_task(0, num_classes=3)
+    net.finish_task()
+    torch.compiler.reset()
+    program = torch.compile(net.eval(), backend="aot_eager", fullgraph=True)
+    with torch.no_grad(), pytest.warns(DivergenceWarning, match="answers NaN to finite inputs"):
+        assert program(x, task=0)[1].isnan().any()
 
 
 # -- the way back ---------------------------------------------------------------------------------

@@ -373,6 +373,94 @@ def test_average_by_hand(life: lives.Life) -> None:
     life.finish()
 
 
+@torch.no_grad()
+def lerp_state(net: EideticNet, other: EideticNet) -> None:
+    """As timm's ModelEmaV3 does it: through the tensors of the state."""
+    for mine, new in zip(net.state_dict().values(), other.state_dict().values(), strict=True):
+        if mine.is_floating_point():
+            mine.lerp_(new, 0.3)
+
+
+@torch.no_grad()
+def average_all(net: EideticNet, other: EideticNet) -> None:
+    """As AveragedModel(use_buffers=True) does it: parameters and buffers, with rounding."""
+    for part in (EideticNet.parameters, EideticNet.buffers):
+        for mine, new in zip(part(net), part(other), strict=True):
+            if mine.is_floating_point():
+                mine.mul_(0.999).add_(new, alpha=1 - 0.999)
+
+
+@torch.no_grad()
+def noise_on_state(net: EideticNet, _: EideticNet) -> None:
+    for value in net.state_dict().values():
+        if value.is_floating_point():
+            value.add_(torch.rand_like(value))
+
+
+@torch.no_grad()
+def noise_on_buffers(net: EideticNet, _: EideticNet) -> None:
+    for value in net.buffers():
+        if value.is_floating_point():
+            value.add_(torch.rand_like(value))
+
+
+@pytest.mark.parametrize("write", [lerp_state, average_all, noise_on_state, noise_on_buffers])
+def test_the_store_of_frozen_values_is_out_of_reach(
+    life: lives.Life, write: Callable[[EideticNet, EideticNet], None]
+) -> None:
+    copied = copy.deepcopy(life)
+    life.train(lives.adamw(life.net), steps=1)
+    before = {name: v for name, v in lives.state(life.net).items() if name.startswith("pins.")}
+    assert len(before) > 8
+    for _ in range(3):
+        write(copied.net, life.net)
+        write(life.net, copied.net)
+        copied.check("averaged")
+        life.check("averaged")
+    life.train(lives.adamw(life.net))
+    now = life.net.state_dict()
+    assert all(torch.equal(now[name], value) for name, value in before.items())
+    copied.net.load_state_dict(now)
+    copied.check("loaded")
+    life.verify()
+
+
+# -- other types ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64])
+def test_to_another_type_and_back(life: lives.Life, kind: torch.dtype) -> None:
+    """Frozen values come back with all their bits; the answers meanwhile are of the other type."""
+    net, seals = life.net, [task.seal for task in life.net.tasks]
+    meanwhile = lives.answers(net.to(kind), X.to(kind), 0)
+    assert meanwhile[0].dtype == kind
+    torch.testing.assert_close(meanwhile[0].float(), life.said[0][0], atol=0.05, rtol=0.05)
+    assert (net.tasks[0].seal.converted == "") == (kind == torch.float32)
+    net.load_state_dict(net.state_dict())
+    net.float()
+    life.check("to another type and back")
+    assert [task.seal for task in net.tasks] == seals
+    life.verify()
+    assert lives.same(lives.answers(net.to(kind), X.to(kind), 0), meanwhile)
+    assert lives.same(lives.answers(copy.deepcopy(net).float(), X, 0), life.said[0])
+
+
+def test_a_task_finished_in_another_type(life: lives.Life) -> None:
+    """What earlier tasks froze stays exact; the new task has the values that it was trained to."""
+    net, low = life.net.bfloat16(), X.bfloat16()
+    lives.train(net, low, [lives.sgd(net)])
+    net.prune(0.5)
+    net.finish_task()
+    said = [lives.answers(net, low, task) for task in (0, 1)]
+    life.net.float()
+    life.check("one task in bfloat16")
+    net.prepare_for_task(2, num_classes=5, on_full="reuse")
+    lives.train(net, X, [lives.adamw(net)])
+    life.check("and another one after it")
+    net.bfloat16()
+    assert all(lives.same(lives.answers(net, low, task), said[task]) for task in (0, 1))
+
+
 # -- edits by hand --------------------------------------------------------------------------------
 
 
