@@ -326,7 +326,7 @@ class Answering(nn.Module):
 
     def _bare(self, asked: list[int], args: Any, kwargs: Any) -> list[Any]:
         """What tasks answer, be it infinite or NaN: in one pass of the body, if that can be."""
-        if self.blueprint.joint:
+        if self._call.blueprint.joint:
             output = self._run(tuple(asked), args, kwargs)
             return [self._part(output, position, tuple(asked)) for position in range(len(asked))]
         return [self._part(self._run((task,), args, kwargs), 0, (task,)) for task in asked]
