@@ -302,6 +302,8 @@ class EideticNet(Drawable, Answering):
 
     #: The loop of the method: see :func:`autoeidetic.training.train_task`.
     train_task = training.train_task
+    #: For loops of one's own: see :func:`autoeidetic.training.refresh_statistics`.
+    refresh_statistics = training.refresh_statistics
 
     @torch.no_grad()
     def _level_computed_weights(self) -> None:
