@@ -174,8 +174,12 @@ class EideticNet(Drawable, Answering):
             classes = list(group.classes)
             if owners.locked[classes].all() or (owners.task[classes] == FREE).any():
                 continue
+            held = set(owners.task[classes].tolist())
+            whose = "belong to finished tasks"
+            if len(held) == 1:
+                whose = f"all belong to task {held.pop()}, which gave up none of them"
             raise CapacityError(
-                f"group '{group.name}' is full: its {group.size} units belong to finished tasks",
+                f"group '{group.name}' is full: its {group.size} units {whose}",
                 place=Place(module=group.name),
                 remedy="prune more before finishing a task (net.prune, or a higher tolerance), "
                 'start from a wider model, or pass on_full="reuse" to build on what is there',

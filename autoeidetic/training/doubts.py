@@ -18,7 +18,7 @@ _FAR, _ERRORS = 0.1, 3.0
 
 
 class Targets:
-    """Counts the targets of a pass: how good can an answer be that is always the same?"""
+    """Counts the targets of a pass over the data: how good can an answer be that is always the same?"""
 
     def __init__(self) -> None:
         self.reset()

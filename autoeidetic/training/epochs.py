@@ -37,8 +37,8 @@ class EmptyBatchError(InputError):
 class Passes:
     """Everything that a pass over the data needs.
 
-    ``model`` is the network, or what distributes it over processes. ``targets`` are counted where
-    the metric is accuracy.
+    ``model`` is the network, or what distributes it over processes. ``targets`` are counted in
+    the first pass, where the metric is accuracy.
     """
 
     net: EideticNet
@@ -53,6 +53,7 @@ class Passes:
     autocast: str | None
     scaler: Any
     bar: Bar
+    counted: bool = False
 
     # -- training ------------------------------------------------------------------------------
 
@@ -76,7 +77,7 @@ class Passes:
             batches += 1
             self.bar.advance()
         sums = parallel.total(torch.stack([losses, torch.tensor(float(batches)).double()]))
-        self._check_read(batches)
+        self._ended(batches)
         parallel.same(self.net.backbone.buffers())  # running statistics of the last batch
         return float(sums[0] / sums[1]), self.metric.compute()
 
@@ -134,17 +135,17 @@ class Passes:
                 self.bar.advance()
         finally:
             self.net.train(training)
-        self._check_read(batches)
+        self._ended(batches)
         return self.metric.compute()
 
     def _reset(self) -> None:
         self.metric.reset()
-        if self.targets is not None:
+        if self.targets is not None and not self.counted:
             self.targets.reset()
 
     def _measure(self, output: Any, target: Any) -> None:
         self.metric.update(output, target)
-        if self.targets is not None:
+        if self.targets is not None and not self.counted:
             self.targets.update(output, target)
 
     def refresh(self) -> None:
@@ -158,9 +159,10 @@ class Passes:
 
         estimate(self.net, self.loader, forward)
 
-    def _check_read(self, batches: int) -> None:
+    def _ended(self, batches: int) -> None:
         if not batches:
             raise no_batches()
+        self.counted = True
 
     def score_data(self, batches: int) -> ScoreData:
         """A few batches for scores."""
