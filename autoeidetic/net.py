@@ -334,6 +334,9 @@ class EideticNet(Drawable, Answering):
     def finish_task(self) -> None:
         """Freeze what the open task has kept. Its outputs never change again.
 
+        In eval mode, that is: in a loop of one's own, a model with batch norms needs
+        :meth:`refresh_statistics` before, as :meth:`train_task` does by itself.
+
         Raises:
             TaskError: no task is open.
             NonFiniteError: a value is infinite or not a number; nothing is changed.

@@ -182,6 +182,21 @@ def _name(net: autoeidetic.EideticNet, norm: nn.Module) -> str:
     return f"{path}.running_mean"
 
 
+def test_of_inputs() -> None:
+    """They follow no channel, and are frozen as a whole with the first task."""
+    x = torch.randn(32, 4)
+    made = nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 8), nn.Linear(8, 2))
+    net = autoeidetic.convert(made, x)
+    net.prepare_for_task(0, num_classes=2)
+    net.prune(0.5)
+    net.refresh_statistics([(x, None)])
+    torch.testing.assert_close(net.backbone[0].running_mean, x.mean(0))  # type: ignore[index]
+    net.finish_task()
+    net.prepare_for_task(1, num_classes=2)
+    with lives.unchanged(net):
+        net.refresh_statistics(Unread())
+
+
 def test_in_a_module_that_is_run_level_by_level() -> None:
     """Runs for levels that do not learn are not counted: the average is right all the same."""
 
@@ -417,19 +432,31 @@ def test_no_warning_about_chance_without_a_reason() -> None:
     small().train_task([(torch.zeros(400, 4), torch.zeros(400).long())], **options)
 
 
+def test_chance_with_a_loss_of_ones_own() -> None:
+    """It may prefer rare classes: an accuracy below the share of the largest may be right."""
+    options: dict[str, Any] = {"max_epochs": 30, "prune": False, "progress": False}
+    rare = nn.CrossEntropyLoss(weight=torch.tensor([0.24, 0.76]))
+    x, y = torch.randn(400, 4), (torch.arange(400) % 5 == 0).long()
+    x[:, 0] += y
+    small().train_task([(x, y)], **options, loss=rare)
+    with pytest.warns(LearningWarning, match=r"data is 20\.\d\d%, and guessing has 50\.00%"):
+        small().train_task(noise(400), **options, loss=nn.CrossEntropyLoss(rare.weight * 100))
+
+
 def test_chance_of_several_labels() -> None:
-    """The best constant answer is one for each label; NaN and -100 are left out."""
+    """Of classes it is the share of the largest, of labels there is none."""
     from autoeidetic.training.doubts import Targets
 
     nan, targets = float("nan"), Targets()
     labels = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, nan], [1.0, 1.0]])
     targets.update(torch.zeros(4, 2), labels)
-    assert targets.constant() == ((3 + 2) / 7, 7)
+    assert targets.number() == 7
+    assert np.isnan(targets.majority())
     targets.reset()
     dense = torch.tensor([[[0, 1], [2, 2]], [[2, -100], [1, 2]]])
     targets.update(torch.zeros(2, 3, 2, 2), dense)
     targets.update(torch.zeros(2, 3, 2, 2), dense)
-    assert targets.constant() == (8 / 14, 14)
+    assert (targets.number(), targets.majority(), targets.guessing()) == (14, 8 / 14, 1 / 3)
 
 
 def test_warning_when_nothing_could_be_pruned() -> None:

@@ -18,46 +18,48 @@ _FAR, _ERRORS = 0.1, 3.0
 
 
 class Targets:
-    """Counts the targets of a pass over the data: how good can an answer be that is always the same?"""
+    """Counts targets: how many are there, and how good can an answer be that knows no input?"""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        self._counts: Tensor | None = None
+        self._number = 0
+        self._classes: Tensor | None = None
 
     def update(self, output: Any, target: Any) -> None:
         """Count a batch, for which :func:`~autoeidetic.results.metric.accuracy` is defined."""
         output, target = first_tensor(output, "output"), first_tensor(target, "target").detach()
-        counts = _of_classes(output, target) if whole(target) else _of_labels(target)
-        self._counts = counts if self._counts is None else self._counts + counts
+        if not whole(target):
+            self._number += int((~target.isnan()).sum())
+            return
+        target = target[target != IGNORED].flatten().cpu()
+        counts = torch.bincount(target, minlength=output.shape[1])
+        self._number += len(target)
+        self._classes = counts if self._classes is None else self._classes + counts
 
-    def constant(self) -> tuple[float, int]:
-        """The accuracy of the best constant answer, and the number of targets; all processes."""
-        if self._counts is None:
-            return math.nan, 0
-        counts = parallel.total(self._counts)
-        number = int(counts.sum())
-        return (int(counts.amax(1).sum()) / number if number else math.nan), number
+    def number(self) -> int:
+        """How many there are, in all processes."""
+        return int(parallel.total(torch.tensor(self._number)))
 
+    def majority(self) -> float:
+        """The share of the most frequent class; NaN where there are labels instead of classes.
 
-def _of_classes(output: Tensor, target: Tensor) -> Tensor:
-    """One question with as many answers as there are classes."""
-    target = target[target != IGNORED].flatten().cpu()
-    return torch.bincount(target, minlength=output.shape[1])[None]
+        Of labels nearly all may be absent: that is no measure of what was learned.
+        """
+        if self._classes is None:
+            return math.nan
+        classes = parallel.total(self._classes)
+        return int(classes.max()) / max(int(classes.sum()), 1)
 
-
-def _of_labels(target: Tensor) -> Tensor:
-    """A question for every label, with two answers."""
-    known, holds = ~target.isnan(), target > 0.5
-    over = [dim for dim in range(target.dim()) if dim != 1]
-    yes, no = (part.long().sum(over).flatten().cpu() for part in (known & holds, known & ~holds))
-    return torch.stack([yes, no], 1)
+    def guessing(self) -> float:
+        """One divided by the number of classes; NaN where there are none."""
+        return math.nan if self._classes is None else 1 / len(self._classes)
 
 
 def about_evaluation(task: str, trained: float, seen: float, targets: Targets) -> str:
     """Is accuracy in eval mode far below that of the same epoch in train mode? "": no."""
-    _, number = targets.constant()
+    number = targets.number()
     if not number or not trained - seen > max(_FAR, _ERRORS * math.sqrt(0.5 / number)):
         return ""
     return (
@@ -69,22 +71,28 @@ def about_evaluation(task: str, trained: float, seen: float, targets: Targets) -
     )
 
 
-def about_chance(task: str, accuracy: float, allowed: float, targets: Targets) -> str:
-    """Is the accuracy no better than that of a constant answer? "": it is, or who knows.
+def about_chance(
+    task: str, accuracy: float, allowed: float, targets: Targets, *, weighted: bool
+) -> str:
+    """Is the accuracy no better than without a look at the input? "": it is, or who knows.
 
     ``allowed`` is what pruning may have cost: with a tolerance of 1 that is everything, as asked.
+    ``weighted``: the loss may prefer rare classes, and an accuracy below their share may be right.
     """
-    constant, number = targets.constant()
-    if number < _ENOUGH or constant == 1.0:
+    number, chance = targets.number(), targets.majority()
+    words = "the same answer to everything has"
+    if weighted:
+        chance, words = targets.guessing(), "guessing has"
+    if number < _ENOUGH or math.isnan(chance) or chance == 1.0:
         return ""
-    noise = _ERRORS * math.sqrt(constant * (1 - constant) / number)
-    if accuracy + allowed > constant + noise:
+    noise = _ERRORS * math.sqrt(chance * (1 - chance) / number)
+    if accuracy + allowed > chance + noise:
         return ""
     return (
         f"{task} has learned next to nothing: its accuracy on {number} targets of its own training "
-        f"data is {accuracy:.2%}, and the same answer to everything has {constant:.2%}\n  remedy: "
-        "before finish_task(), train longer or with another learning rate (net.rollback() goes "
-        "back to the start of the task), and check that targets belong to inputs"
+        f"data is {accuracy:.2%}, and {words} {chance:.2%}\n  remedy: before finish_task(), train "
+        "longer or with another learning rate (net.rollback() goes back to the start of the task), "
+        "and check that targets belong to inputs"
     )
 
 

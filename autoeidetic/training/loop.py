@@ -110,6 +110,11 @@ def train_task(
             pruning, step, most, tolerance, patience, recovery_epochs, settle_epochs,
             max_epochs, lr_factor, prune, clip, autocast, score_batches.
 
+    Running statistics of batch norms, which lag behind the weights, are estimated anew before
+    accuracy is measured in eval mode and before this returns (:meth:`refresh_statistics`). There is
+    a :class:`~autoeidetic.LearningWarning` when that accuracy is far below the one in train mode,
+    when a task ends at chance, and when no round of pruning could be kept.
+
     Several processes launched by ``torchrun`` train it together.
 
     Example:
@@ -164,7 +169,10 @@ def train_task(
             scaler=torch.amp.GradScaler(device.type, enabled=config.autocast == "float16"),
             bar=shown,
         )
-        return Loop(passes, scheduler, scheduler_every, config, store, on_epoch).run()
+        own_loss = loss is not None or step_function is not None
+        return Loop(
+            passes, scheduler, scheduler_every, config, store, on_epoch, own_loss=own_loss
+        ).run()
 
 
 def default_optimizer(
@@ -222,12 +230,15 @@ class Loop:
         config: TrainConfig,
         store: Memory | Directory,
         on_epoch: Callable[[Epoch], None] | None,
+        *,
+        own_loss: bool = False,
     ) -> None:
         self.passes, self.net = passes, passes.net
         self.optimizer, self.loader = passes.optimizer, passes.loader
         self.scheduler, self.scheduler_every = scheduler, scheduler_every
         self.config, self.store, self.on_epoch = config, store, on_epoch
         self.progress = Progress()
+        self.own_loss = own_loss
         self.doubts: list[str] = []  # that are to be told; "" for none
         self.rates = [group.get("initial_lr", group["lr"]) for group in self.optimizer.param_groups]
         owners = self.net.owners
@@ -482,7 +493,9 @@ class Loop:
         if self.passes.targets is not None:
             allowed = config.tolerance if config.prune else 0.0
             self.doubts.append(
-                doubts.about_chance(name, now.accuracy, allowed, self.passes.targets)
+                doubts.about_chance(
+                    name, now.accuracy, allowed, self.passes.targets, weighted=self.own_loss
+                )
             )
         if config.prune and self.began and not self._pruned():
             self.doubts.append(doubts.about_room(name, config.step, config.tolerance))
