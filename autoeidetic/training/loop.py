@@ -284,11 +284,14 @@ class Loop:
         now.since = 0 if accuracy > now.best else now.since + 1
         now.best = max(now.best, accuracy)
         now.accuracy = accuracy
+        most = self.config.max_epochs
+        ends = now.since >= self.config.patience or (most and len(now.epochs) + 1 >= most)
+        if ends:
+            self.passes.refresh()  # first, so that on_epoch sees the network as it stays
         self._record(TRAIN, loss, accuracy)
         if self.scheduler is not None and self.scheduler_every == "epoch":
             _step_scheduler(self.scheduler, accuracy)
-        enough = self.config.max_epochs is not None and len(now.epochs) >= self.config.max_epochs
-        if now.since >= self.config.patience or enough:
+        if ends:
             self._start_pruning()
 
     def _start_pruning(self) -> None:
@@ -296,13 +299,11 @@ class Loop:
         if self.config.prune:
             self._set_rates(self.config.lr_factor)
             trained = now.accuracy
-            now.phase, now.best = PRUNE, self._look("look")
+            now.phase, now.best = PRUNE, self.passes.look("look")
             now.accuracy = now.best
             self._compare(trained, now.accuracy)
         else:
             self._stop("not pruned")
-            if now.phase == DONE:
-                self.passes.refresh()
 
     def _look(self, phase: str) -> float:
         """The accuracy in eval mode, with statistics of the weights as they are now.
@@ -385,14 +386,14 @@ class Loop:
         self._clock()
         now, number = self.progress, self.config.settle_epochs
         self._set_rates(self.config.lr_factor * (1 - now.tries / number))
-        loss, now.accuracy = self.passes.train(SETTLE, len(now.epochs))
+        loss, trained = self.passes.train(SETTLE, len(now.epochs))
         self._check_values()
         now.tries += 1
-        self._record(SETTLE, loss, now.accuracy)
+        now.accuracy = trained
         if now.tries == number:
-            trained = now.accuracy
             now.phase, now.accuracy = DONE, self._look("look")
             self._compare(trained, now.accuracy)
+        self._record(SETTLE, loss, trained)
 
     def _set_rates(self, factor: float) -> None:
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
