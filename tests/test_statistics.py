@@ -437,8 +437,9 @@ def test_chance_with_a_loss_of_ones_own() -> None:
     options: dict[str, Any] = {"max_epochs": 30, "prune": False, "progress": False}
     rare = nn.CrossEntropyLoss(weight=torch.tensor([0.24, 0.76]))
     x, y = torch.randn(400, 4), (torch.arange(400) % 5 == 0).long()
-    x[:, 0] += y
-    small().train_task([(x, y)], **options, loss=rare)
+    x[:, 0] += 2 * y
+    net = small()
+    net.train_task([(x, y)], **options, patience=30, optimizer=adam(net, 0.03), loss=rare)
     with pytest.warns(LearningWarning, match=r"data is 20\.\d\d%, and guessing has 50\.00%"):
         small().train_task(noise(400), **options, loss=nn.CrossEntropyLoss(rare.weight * 100))
 
