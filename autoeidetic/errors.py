@@ -114,3 +114,7 @@ class RehearsalWarning(UserWarning):
 
 class UnhandledOperatorWarning(UserWarning):
     """An operator has no rule: everything it reads was mixed, which is sound but locks it."""
+
+
+class LearningWarning(UserWarning):
+    """A task seems to have learned little or nothing, or to leave nothing for later tasks."""

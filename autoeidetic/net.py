@@ -179,8 +179,12 @@ class EideticNet(Drawable, Answering):
             classes = list(group.classes)
             if owners.locked[classes].all() or (owners.task[classes] == FREE).any():
                 continue
+            held = set(owners.task[classes].tolist())
+            whose = "belong to finished tasks"
+            if len(held) == 1:
+                whose = f"all belong to task {held.pop()}, which gave up none of them"
             raise CapacityError(
-                f"group '{group.name}' is full: its {group.size} units belong to finished tasks",
+                f"group '{group.name}' is full: its {group.size} units {whose}",
                 place=Place(module=group.name),
                 remedy="prune more before finishing a task (net.prune, or a higher tolerance), "
                 'start from a wider model, or pass on_full="reuse" to build on what is there',
@@ -309,6 +313,8 @@ class EideticNet(Drawable, Answering):
 
     #: The loop of the method: see :func:`autoeidetic.training.train_task`.
     train_task = training.train_task
+    #: For loops of one's own: see :func:`autoeidetic.training.refresh_statistics`.
+    refresh_statistics = training.refresh_statistics
 
     @torch.no_grad()
     def _level_computed_weights(self) -> None:
@@ -335,6 +341,9 @@ class EideticNet(Drawable, Answering):
     @_trainable
     def finish_task(self) -> None:
         """Freeze what the open task has kept. Its outputs never change again.
+
+        In eval mode, that is: in a loop of one's own, a model with batch norms needs
+        :meth:`refresh_statistics` before, as :meth:`train_task` does by itself.
 
         Raises:
             TaskError: no task is open.

@@ -38,6 +38,7 @@ def test_alone(tmp_path: Path) -> None:
     assert found["unmoved"]
     assert found["accuracy"] > 0.9
     assert found["routed"] > 0.9
+    assert found["lag"] < 1e-5
 
 
 def test_two_processes(tmp_path: Path) -> None:
@@ -49,6 +50,7 @@ def test_two_processes(tmp_path: Path) -> None:
     assert second["unmoved"]
     assert first["accuracy"] == second["accuracy"] > 0.9
     assert first["routed"] == second["routed"] > 0.9
+    assert first["lag"] == second["lag"] < 1e-5
     assert torch.equal(first["owners"], second["owners"])
     unlike = [
         name

@@ -67,7 +67,7 @@ def test_papers_listing() -> None:
     for t, loader in enumerate(loaders):
         net.prepare_for_task(t, num_classes=10)
         optimizer = torch.optim.AdamW(net.parameters(), lr)
-        net.train_task(loader, optimizer=optimizer, max_epochs=2, step=0.3, recovery_epochs=1)
+        net.train_task(loader, optimizer=optimizer, max_epochs=2, step=0.3, tolerance=1.0, most=0.6)
     net.finish_task()
     assert net.verify(images[0]).ok
 

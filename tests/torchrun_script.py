@@ -46,6 +46,7 @@ def main(directory: Path) -> None:
             checkpoint=directory,
             prune=task < 2,
         )
+        lag = statistics_lag(net, x[rows])
         net.finish_task()
         loaders.append(loader)
         with torch.no_grad():
@@ -61,9 +62,18 @@ def main(directory: Path) -> None:
         "owners": torch.from_numpy(net.owners.task),
         "unmoved": unmoved and net.verify(x).ok,
         "accuracy": history.accuracy,
+        "lag": lag,
         "routed": float((found == y[known] // 2).float().mean()),
     }
     torch.save(result, directory / f"rank-{os.environ.get('RANK', 'alone')}.pt")
+
+
+def statistics_lag(net: autoeidetic.EideticNet, x: torch.Tensor) -> float:
+    """How far free running means are from those of all data, of which a process has its part."""
+    layer, norm = net.backbone[0], net.backbone[1]  # type: ignore[index]
+    free = net.free.elements("1.running_mean")
+    with torch.no_grad():
+        return float((norm.running_mean - layer(x).mean(0))[free].abs().max())
 
 
 if __name__ == "__main__":

@@ -3,5 +3,13 @@
 from .config import TrainConfig
 from .history import Epoch, TaskHistory
 from .loop import default_optimizer, train_task
+from .refresh import refresh_statistics
 
-__all__ = ["Epoch", "TaskHistory", "TrainConfig", "default_optimizer", "train_task"]
+__all__ = [
+    "Epoch",
+    "TaskHistory",
+    "TrainConfig",
+    "default_optimizer",
+    "refresh_statistics",
+    "train_task",
+]

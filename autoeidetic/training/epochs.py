@@ -17,7 +17,9 @@ from ..batches import call, length, split, to_device
 from ..errors import InputError, NonFiniteError
 from ..results.metric import Accumulator
 from ..score import ScoreData
+from .doubts import Targets
 from .progress import Bar
+from .refresh import estimate, no_batches
 
 if TYPE_CHECKING:
     from ..net import EideticNet
@@ -35,7 +37,8 @@ class EmptyBatchError(InputError):
 class Passes:
     """Everything that a pass over the data needs.
 
-    ``model`` is the network, or what distributes it over processes.
+    ``model`` is the network, or what distributes it over processes. ``targets`` are counted in
+    the first pass, where the metric is accuracy.
     """
 
     net: EideticNet
@@ -45,10 +48,12 @@ class Passes:
     optimizer: torch.optim.Optimizer
     after_batch: Callable[[], None] | None
     metric: Accumulator
+    targets: Targets | None
     clip: float | None
     autocast: str | None
     scaler: Any
     bar: Bar
+    counted: bool = False
 
     # -- training ------------------------------------------------------------------------------
 
@@ -61,7 +66,7 @@ class Passes:
         """
         self.net.train()
         self._new_order(epoch)
-        self.metric.reset()
+        self._reset()
         self.bar.begin(phase, length(self.loader))
         losses, batches = torch.zeros((), dtype=torch.float64), 0
         for batch in self._batches():
@@ -72,7 +77,7 @@ class Passes:
             batches += 1
             self.bar.advance()
         sums = parallel.total(torch.stack([losses, torch.tensor(float(batches)).double()]))
-        self._check_read(batches)
+        self._ended(batches)
         parallel.same(self.net.backbone.buffers())  # running statistics of the last batch
         return float(sums[0] / sums[1]), self.metric.compute()
 
@@ -90,7 +95,7 @@ class Passes:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         with torch.no_grad():
-            self.metric.update(output, target)
+            self._measure(output, target)
         return loss.detach().double()
 
     def _no_loss(self, batch: Any, where: str) -> NonFiniteError | EmptyBatchError:
@@ -118,7 +123,7 @@ class Passes:
         """The accuracy in eval mode."""
         training = self.net.training
         self.net.eval()
-        self.metric.reset()
+        self._reset()
         self.bar.begin(phase, length(self.loader))
         batches = 0
         try:
@@ -126,20 +131,38 @@ class Passes:
                 batches += 1
                 with self._precision():
                     _, output, target = self.step_function(self.net, batch)
-                self.metric.update(output, target)
+                self._measure(output, target)
                 self.bar.advance()
         finally:
             self.net.train(training)
-        self._check_read(batches)
+        self._ended(batches)
         return self.metric.compute()
 
-    def _check_read(self, batches: int) -> None:
+    def _reset(self) -> None:
+        self.metric.reset()
+        if self.targets is not None and not self.counted:
+            self.targets.reset()
+
+    def _measure(self, output: Any, target: Any) -> None:
+        self.metric.update(output, target)
+        if self.targets is not None and not self.counted:
+            self.targets.update(output, target)
+
+    def refresh(self) -> None:
+        """Running statistics of the weights as they are now."""
+
+        device = self._device()
+
+        def forward(batch: Any) -> None:
+            with self._precision():
+                self.step_function(self.net, to_device(batch, device))
+
+        estimate(self.net, self.loader, forward)
+
+    def _ended(self, batches: int) -> None:
         if not batches:
-            raise InputError(
-                "the loader gave no batches",
-                remedy="pass one that has some and can be read again and again, such as a "
-                "DataLoader or a list (a generator can be read once)",
-            )
+            raise no_batches()
+        self.counted = True
 
     def score_data(self, batches: int) -> ScoreData:
         """A few batches for scores."""
@@ -151,15 +174,17 @@ class Passes:
         return ScoreData(itertools.islice(self._batches(), batches), loss)
 
     def _batches(self) -> Iterator[Any]:
-        device = next(self.net.parameters()).device
+        device = self._device()
         for batch in self.loader:
             yield to_device(batch, device)
+
+    def _device(self) -> torch.device:
+        return next(self.net.parameters()).device
 
     def _precision(self) -> AbstractContextManager[Any]:
         if self.autocast is None:
             return nullcontext()
-        device = next(self.net.parameters()).device
-        return torch.autocast(device.type, dtype=getattr(torch, self.autocast))
+        return torch.autocast(self._device().type, dtype=getattr(torch, self.autocast))
 
 
 def _is_empty(batch: Any) -> bool:

@@ -9,6 +9,7 @@ All that decides how it goes on is in :class:`Progress` and in the states of
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
@@ -20,11 +21,12 @@ from torch import nn
 from .. import parallel
 from ..batches import criterion, divided
 from ..capacity import free_share
-from ..errors import CheckpointError, InputError, NonFiniteError, TaskError
+from ..errors import CheckpointError, InputError, LearningWarning, NonFiniteError, TaskError
 from ..inputs import check_loader
 from ..results.metric import accumulator
-from . import state
+from . import doubts, state
 from .config import TrainConfig
+from .doubts import Targets
 from .epochs import TRAIN, EmptyBatchError, Passes, StepFunction, step_with
 from .history import Epoch, TaskHistory
 from .progress import bar
@@ -108,6 +110,11 @@ def train_task(
             pruning, step, most, tolerance, patience, recovery_epochs, settle_epochs,
             max_epochs, lr_factor, prune, clip, autocast, score_batches.
 
+    Running statistics of batch norms, which lag behind the weights, are estimated anew before
+    accuracy is measured in eval mode and before this returns (:meth:`refresh_statistics`). There is
+    a :class:`~autoeidetic.LearningWarning` when that accuracy is far below the one in train mode,
+    when a task ends at chance, and when no round of pruning could be kept.
+
     Several processes launched by ``torchrun`` train it together.
 
     Example:
@@ -156,12 +163,16 @@ def train_task(
             optimizer=optimizer,
             after_batch=scheduler.step if scheduler and scheduler_every == "batch" else None,
             metric=accumulator(metric, device=device),
+            targets=Targets() if metric is None else None,
             clip=config.clip,
             autocast=config.autocast,
             scaler=torch.amp.GradScaler(device.type, enabled=config.autocast == "float16"),
             bar=shown,
         )
-        return Loop(passes, scheduler, scheduler_every, config, store, on_epoch).run()
+        own_loss = loss is not None or step_function is not None
+        return Loop(
+            passes, scheduler, scheduler_every, config, store, on_epoch, own_loss=own_loss
+        ).run()
 
 
 def default_optimizer(
@@ -219,12 +230,16 @@ class Loop:
         config: TrainConfig,
         store: Memory | Directory,
         on_epoch: Callable[[Epoch], None] | None,
+        *,
+        own_loss: bool = False,
     ) -> None:
         self.passes, self.net = passes, passes.net
         self.optimizer, self.loader = passes.optimizer, passes.loader
         self.scheduler, self.scheduler_every = scheduler, scheduler_every
         self.config, self.store, self.on_epoch = config, store, on_epoch
         self.progress = Progress()
+        self.own_loss = own_loss
+        self.doubts: list[str] = []  # that are to be told; "" for none
         self.rates = [group.get("initial_lr", group["lr"]) for group in self.optimizer.param_groups]
         owners = self.net.owners
         self.began = int(owners.in_training.sum() + owners.pruned.sum())
@@ -236,13 +251,18 @@ class Loop:
             self.store.put(NOW, self.state())
         else:
             self.restore(stored)
+        begun = self.progress.phase != DONE
         while self.progress.phase != DONE:
             try:
                 self.advance()
             except (NonFiniteError, EmptyBatchError) as error:
                 raise self._undone(error) from error
             self.store.put(NOW, self.state())
+            self._tell()
         self.store.drop(BEFORE)
+        if begun:
+            self._look_back()
+            self._tell()
         return self.history()
 
     def advance(self) -> None:
@@ -264,21 +284,34 @@ class Loop:
         now.since = 0 if accuracy > now.best else now.since + 1
         now.best = max(now.best, accuracy)
         now.accuracy = accuracy
+        most = self.config.max_epochs
+        ends = now.since >= self.config.patience or (most and len(now.epochs) + 1 >= most)
+        if ends:
+            self.passes.refresh()  # first, so that on_epoch sees the network as it stays
         self._record(TRAIN, loss, accuracy)
         if self.scheduler is not None and self.scheduler_every == "epoch":
             _step_scheduler(self.scheduler, accuracy)
-        enough = self.config.max_epochs is not None and len(now.epochs) >= self.config.max_epochs
-        if now.since >= self.config.patience or enough:
+        if ends:
             self._start_pruning()
 
     def _start_pruning(self) -> None:
         now = self.progress
         if self.config.prune:
             self._set_rates(self.config.lr_factor)
+            trained = now.accuracy
             now.phase, now.best = PRUNE, self.passes.look("look")
             now.accuracy = now.best
+            self._compare(trained, now.accuracy)
         else:
             self._stop("not pruned")
+
+    def _look(self, phase: str) -> float:
+        """The accuracy in eval mode, with statistics of the weights as they are now.
+
+        Training, and pruning as well, leaves those of earlier weights behind.
+        """
+        self.passes.refresh()
+        return self.passes.look(phase)
 
     def _prune(self) -> None:
         """One more round; when it does no harm, the next one may follow."""
@@ -295,7 +328,7 @@ class Loop:
             if share == self.config.most:
                 self._stop(self._all_pruned())
             return
-        accuracy = self.passes.look(PRUNE)
+        accuracy = self._look(PRUNE)
         self._record(PRUNE, None, accuracy)
         self._judge(accuracy)
 
@@ -303,7 +336,7 @@ class Loop:
         self._clock()
         loss, _ = self.passes.train(RECOVER, len(self.progress.epochs))
         self._check_values()
-        accuracy = self.passes.look("look")
+        accuracy = self._look("look")
         self.progress.tries += 1
         self._record(RECOVER, loss, accuracy)
         self._judge(accuracy)
@@ -353,12 +386,14 @@ class Loop:
         self._clock()
         now, number = self.progress, self.config.settle_epochs
         self._set_rates(self.config.lr_factor * (1 - now.tries / number))
-        loss, now.accuracy = self.passes.train(SETTLE, len(now.epochs))
+        loss, trained = self.passes.train(SETTLE, len(now.epochs))
         self._check_values()
         now.tries += 1
-        self._record(SETTLE, loss, now.accuracy)
+        now.accuracy = trained
         if now.tries == number:
-            now.phase, now.accuracy = DONE, self.passes.look("look")
+            now.phase, now.accuracy = DONE, self._look("look")
+            self._compare(trained, now.accuracy)
+        self._record(SETTLE, loss, trained)
 
     def _set_rates(self, factor: float) -> None:
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
@@ -441,6 +476,39 @@ class Loop:
                 f"values of task {self.net.open_task} are infinite or NaN",
                 remedy="train with a lower learning rate, or pass clip=1.0",
             )
+
+    # -- doubts --------------------------------------------------------------------------------
+
+    def _compare(self, trained: float, seen: float) -> None:
+        """Of one epoch: the accuracy on the way, and that in eval mode, which counts from now on.
+
+        Not in recovery: units that are too few are seen there by the accuracy alone.
+        """
+        if self.passes.targets is not None:
+            text = doubts.about_evaluation(self._name(), trained, seen, self.passes.targets)
+            self.doubts.append(text)
+
+    def _look_back(self) -> None:
+        """At a task that is ready to be finished."""
+        now, config, name = self.progress, self.config, self._name()
+        if self.passes.targets is not None:
+            allowed = config.tolerance if config.prune else 0.0
+            self.doubts.append(
+                doubts.about_chance(
+                    name, now.accuracy, allowed, self.passes.targets, weighted=self.own_loss
+                )
+            )
+        if config.prune and self.began and not self._pruned():
+            self.doubts.append(doubts.about_room(name, config.step, config.tolerance))
+
+    def _tell(self) -> None:
+        """Warn the caller of ``train_task``; a state is stored before, if a warning is an error."""
+        told, self.doubts = [text for text in self.doubts if text], []
+        for text in told if parallel.rank() == 0 else ():
+            warnings.warn(text, LearningWarning, stacklevel=4)
+
+    def _name(self) -> str:
+        return f"task {self.net.open_task}"
 
     # -- records -------------------------------------------------------------------------------
 

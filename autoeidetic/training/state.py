@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -85,22 +86,36 @@ def to_network(net: EideticNet, state: Mapping[str, Any]) -> None:
 
 def of_random(loader: Any) -> list[Any]:
     """Every generator a loop may draw from, of all processes."""
-    return parallel.share(
-        {
-            "torch": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-            "python": random.getstate(),
-            "numpy": np.random.get_state(),
-            "loader": [generator.get_state() for generator in _generators(loader)],
-        }
-    )
+    return parallel.share(_own_random(loader))
+
+
+def _own_random(loader: Any) -> dict[str, Any]:
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "loader": [generator.get_state() for generator in _generators(loader)],
+    }
 
 
 def to_random(states: list[Any], loader: Any) -> None:
     """Put them back; with another number of processes there is nothing to go on with."""
-    if len(states) != parallel.count():
-        return
-    state = states[parallel.rank()]
+    if len(states) == parallel.count():
+        _set_random(states[parallel.rank()], loader)
+
+
+@contextmanager
+def kept_random(loader: Any) -> Iterator[None]:
+    """What is drawn in here is not missing afterwards."""
+    before = _own_random(loader)
+    try:
+        yield
+    finally:
+        _set_random(before, loader)
+
+
+def _set_random(state: Mapping[str, Any], loader: Any) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
