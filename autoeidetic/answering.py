@@ -30,6 +30,7 @@ from .passes import PassLock
 from .pins import Pin, Pins, Where, state, watch
 from .seal import Seal
 from .snapshot import Snapshot
+from .surroundings import recording, same_trace, transforming, unrecorded
 
 Self = TypeVar("Self", bound="Answering")
 
@@ -130,8 +131,12 @@ class Answering(nn.Module):
         if torch.compiler.is_compiling():
             return self._forward(task, args, kwargs)
         with self._one_at_a_time:
-            self._before(args, kwargs)
-            return self._forward(task, args, kwargs)
+            with unrecorded():
+                self._before(args, kwargs)
+            if recording() or transforming():  # neither takes a backward pass of our own
+                self._runtime.restrict = False
+            with same_trace():
+                return self._forward(task, args, kwargs)
 
     def _forward(self, task: int | str | None, args: Any, kwargs: Any) -> Any:
         asked = self._asked(task)
@@ -170,10 +175,6 @@ class Answering(nn.Module):
             torch.is_grad_enabled()
             and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
         )
-        for each in self._guards.values():
-            each.runs = 0
-            if each.counter is not None:
-                each.counter.done = 0
 
     def _answer_all(self, asked: tuple[int, ...], args: Any, kwargs: Any) -> list[Any]:
         if not self.blueprint.joint or len(asked) == 1:
@@ -195,9 +196,11 @@ class Answering(nn.Module):
     def _run(self, tasks: tuple[int, ...], args: Any, kwargs: Any) -> Any:
         """One pass of the body, for some heads."""
         self._runtime.tasks = tasks
+        self._runtime.counting = not torch.compiler.is_compiling()
         if torch.compiler.is_compiling():
             with self._parameter_heads(tasks):
                 return self.backbone(*args, **kwargs)
+        enforce.start_runs(self._guards)
         # the fused kernels of torch's transformer layers pass the norms in them by
         fused = bool(self._guards) and torch.backends.mha.get_fastpath_enabled()
         if fused:
@@ -256,7 +259,7 @@ class Answering(nn.Module):
 
     def _diverged(self) -> bool:
         """Are there free values that are infinite or NaN? Looked up again when they change."""
-        if self.open_task is None or torch.compiler.is_compiling():
+        if self.open_task is None or recording():
             return False
         tensors = list(self._trained().values())
         now = state(tensors)
@@ -266,7 +269,7 @@ class Answering(nn.Module):
 
     def _suspect(self, asked: tuple[int, ...], outputs: list[Any]) -> bool:
         """Is there something infinite or NaN in what a finished task answers during training?"""
-        if self.open_task is None or torch.compiler.is_compiling():
+        if self.open_task is None or recording():
             return False
         return any(
             isinstance(leaf, Tensor) and leaf.is_floating_point() and not leaf.isfinite().all()

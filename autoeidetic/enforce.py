@@ -42,7 +42,7 @@ def slots(module: nn.Module, prefix: str = "") -> dict[str, Slot]:
         for kind in ("_parameters", "_buffers"):
             for name, tensor in part.__dict__[kind].items():
                 if tensor is not None:
-                    found[f"{path}.{name}" if path else name] = (Home(part, kind), name)
+                    found[f"{path}.{name}" if path else name] = (Home(part, kind, path), name)
     return found
 
 
@@ -353,6 +353,14 @@ def _held(blueprint: Blueprint, path: str) -> list[tuple[str, str, Tensor]]:
             holder, _, leaf = name.removeprefix(f"{path}.").rpartition(".")
             result.append((holder, leaf, owner))
     return result
+
+
+def start_runs(guards: dict[str, Guard]) -> None:
+    """Before a pass: no module has been called yet."""
+    for guard in guards.values():
+        guard.runs = 0
+        if guard.counter is not None:
+            guard.counter.done = 0
 
 
 def check_runs(guards: dict[str, Guard]) -> None:

@@ -30,6 +30,7 @@ class Runtime:
     ``tasks``: the heads that answer. ``restrict``: frozen units need no gradient. ``level``: the
     one that a module around this one is being run for; ``settled``: nothing trains in it.
     ``inside``: the innermost module with norms per level, or run level by level, that is running.
+    ``counting``: runs of guarded modules are counted, also in parts of the model that are compiled.
     """
 
     tasks: tuple[int, ...] = ()
@@ -37,6 +38,7 @@ class Runtime:
     level: int | None = None
     settled: bool = False
     inside: str | None = None
+    counting: bool = True
     features: dict[str, torch.Tensor] | None = None
 
 
@@ -102,7 +104,8 @@ class Guard:
     runs: int = 0
 
     def run(self, module: nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
+        counted = self.runtime is not None and self.runtime.counting
+        if counted or not torch.compiler.is_compiling():
             self.runs += 1
 
         def inner(*args: Any, **kwargs: Any) -> Any:
