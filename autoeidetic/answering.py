@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ from .passes import PassLock
 from .pins import Pin, Pins, Where, state, watch
 from .seal import Seal
 from .snapshot import Snapshot
-from .surroundings import recording, same_trace, transforming, unrecorded
+from .surroundings import not_scriptable, recording, same_trace, transforming, unrecorded
 
 Self = TypeVar("Self", bound="Answering")
 
@@ -197,10 +197,10 @@ class Answering(nn.Module):
         """One pass of the body, for some heads."""
         self._runtime.tasks = tasks
         self._runtime.counting = not torch.compiler.is_compiling()
+        enforce.start_runs(self._guards)
         if torch.compiler.is_compiling():
             with self._parameter_heads(tasks):
                 return self.backbone(*args, **kwargs)
-        enforce.start_runs(self._guards)
         # the fused kernels of torch's transformer layers pass the norms in them by
         fused = bool(self._guards) and torch.backends.mha.get_fastpath_enabled()
         if fused:
@@ -306,7 +306,7 @@ class Answering(nn.Module):
         self._ddp_params_and_buffers_to_ignore = self._unused()
         watch(self.pins)
         self._install()
-        self._parts = parts(self.backbone)
+        self._parts = parts(self.backbone, self._modules)
         self._finite = None
         self.pins.impose()  # last, so that what fails before has changed no value
 
@@ -427,8 +427,12 @@ class Answering(nn.Module):
     def _types(self) -> dict[str, torch.dtype]:
         return {name: home[leaf].dtype for name, (home, leaf) in self._slots.items()}
 
+    def __prepare_scriptable__(self) -> NoReturn:  # what torch.jit.script asks for
+        raise not_scriptable()
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_parts": []}  # classes with guards have no name to be found by
+        # what is compiled is bound to this network; classes with guards have no name to be found by
+        return {**super().__getstate__(), "_parts": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

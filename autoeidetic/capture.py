@@ -32,6 +32,7 @@ from .generators import untouched_generators
 from .graph import Capture
 from .inputs import CallInputs
 from .recorder import Recorder
+from .surroundings import strangeness
 from .trees import leaves
 
 _MODULE_CALL_LOCK = threading.RLock()
@@ -47,7 +48,7 @@ def capture(model: nn.Module, inputs: CallInputs) -> Capture:
     Raises:
         CaptureError: the model runs neither on meta tensors nor on real ones.
     """
-    _check_initialised(model)
+    _check_tensors(model)
     try:
         return _run(model, inputs, "meta")
     except AutoeideticError:
@@ -64,13 +65,20 @@ def capture(model: nn.Module, inputs: CallInputs) -> Capture:
             raise _failure(model, first, second) from second
 
 
-def _check_initialised(model: nn.Module) -> None:
+def _check_tensors(model: nn.Module) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if nn.parameter.is_lazy(tensor):
             raise InputError(
                 f"'{name}' has no shape yet: the module that holds it is lazy",
                 place=Place(module=name.rpartition(".")[0]),
                 remedy="run the model once on real inputs before the analysis",
+            )
+        strange = strangeness(tensor)
+        if strange is not None:
+            raise InputError(
+                f"'{name}' is {strange.kind}, which cannot be analysed",
+                place=Place(module=name.rpartition(".")[0]),
+                remedy=strange.remedy,
             )
 
 

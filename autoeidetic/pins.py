@@ -51,7 +51,7 @@ class Home:
         strange = strangeness(tensor)
         if strange is not None:
             raise EnforcementError(
-                f"'{self.path}.{name}' is now {strange.kind}, in which frozen values cannot be kept",
+                f"'{self.path}.{name}' is now {strange.kind}, which cannot keep frozen values",
                 place=Place(module=self.path.removeprefix("backbone.")),
                 remedy=strange.remedy,
             )

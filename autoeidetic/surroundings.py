@@ -6,6 +6,7 @@ tensors of a network may stop to be plain ones (``DTensor`` of FSDP2, those of `
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
+
+from .errors import EnforcementError, with_article
 
 _MODES = torch._C._TorchDispatchModeKey
 _DISABLED = torch._C._disabled_torch_dispatch_impl
@@ -37,17 +40,24 @@ def unrecorded() -> Iterator[None]:
     if trace is None and not torch._C._len_torch_dispatch_stack():
         yield
         return
-    torch._C._set_tracing_state(None)  # type: ignore[arg-type]
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
     try:
         with _disable_current_modes():
             yield
     finally:
-        torch._C._set_tracing_state(trace)  # type: ignore[arg-type]
+        torch._C._set_tracing_state(trace)  # type: ignore[attr-defined]
 
 
 def same_trace() -> AbstractContextManager[Any]:
     """``torch.jit.trace`` checks a trace against one made in ``no_grad``: both must be the same."""
     return torch.enable_grad() if torch.jit.is_tracing() else nullcontext()
+
+
+def not_scriptable() -> EnforcementError:
+    return EnforcementError(
+        "torch.jit.script cannot read how the modules of a network are divided between tasks",
+        remedy="use torch.jit.trace(net, inputs) or torch.export.export(net, (inputs,))",
+    )
 
 
 def transforming() -> bool:
@@ -68,7 +78,7 @@ def strangeness(tensor: Tensor) -> Strangeness | None:
     kind = type(tensor)
     if not _is_plain(kind):
         remedy = _REMEDIES.get(kind.__name__, "give the module the tensor back that it had")
-        return Strangeness(f"a {kind.__name__}", remedy)
+        return Strangeness(with_article(kind.__name__), remedy)
     if transforming() and torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return Strangeness("a tensor of a torch.func transform", _REMEDIES["torch.func"])
     return None
@@ -81,6 +91,23 @@ _REMEDIES = {
     "torch.func": "let torch.func transform the inputs and not the parameters; loss.backward() "
     "gives gradients of parameters",
 }
+
+
+def keeps_weights_away(module: nn.Module) -> Strangeness | None:
+    """Does a module hold its weights elsewhere than in parameters of its own?"""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # not there: nobody has used it
+    if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
+        return Strangeness("a FullyShardedDataParallel", "convert the model that it wraps")
+    if isinstance(module, torch.jit.ScriptModule):
+        if not any(True for _ in module.parameters()):
+            return None
+        remedy = "convert a model with the module that it was scripted from"
+        return Strangeness("a torch.jit script with parameters", remedy)
+    if any(isinstance(value, torch.ScriptObject) for value in vars(module).values()):
+        kind = f"{type(module).__module__}.{type(module).__name__}"
+        remedy = "convert the model as it was before it was quantized"
+        return Strangeness(f"the packed weights of a {kind}", remedy)
+    return None
 
 
 @cache
