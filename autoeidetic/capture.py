@@ -84,7 +84,7 @@ def _check_tensors(model: nn.Module) -> None:
 
 def capture_function(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Capture:
     """Record a plain function, called with meta tensors."""
-    recorder = Recorder(nn.Module(), "meta")
+    recorder = Recorder(nn.Module(), "meta", capture_function.__code__)
     with torch.no_grad(), _DispatchMode(recorder), _FunctionMode(recorder):
         args, kwargs = recorder.placeholders((args, kwargs))
         output = function(*args, **kwargs)
@@ -111,7 +111,7 @@ def _fact(way: str, error: Exception) -> str:
 
 
 def _run(model: nn.Module, inputs: CallInputs, way: str) -> Capture:
-    recorder = Recorder(model, way)
+    recorder = Recorder(model, way, _record.__code__)
     try:
         return _record(recorder, model, inputs)
     except Exception as error:

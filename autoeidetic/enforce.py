@@ -233,7 +233,7 @@ def _computed(
             keep={use: keep.to(device(path)) for use, keep in masks.items()},
             counts=dict(counts[path]),
             operators=", ".join(dict.fromkeys(read.operator for read in reads[path])),
-            lines=", ".join(dict.fromkeys(read.line for read in reads[path])),
+            lines=", ".join(dict.fromkeys(read.line for read in reads[path] if read.line)),
         )
         for path, masks in found.items()
     }
