@@ -147,7 +147,10 @@ class Answering(nn.Module):
     def _asked(self, task: int | str | None) -> tuple[int, ...]:
         count = len(self._tasks)
         if not count:
-            raise TaskError("no task yet", remedy="call prepare_for_task(0, num_classes=...) first")
+            raise TaskError(
+                "the network has no task yet",
+                remedy="call prepare_for_task(0, num_classes=...) first",
+            )
         if task is None:
             return (count - 1,)
         if isinstance(task, str) and task == "all":
@@ -156,7 +159,7 @@ class Answering(nn.Module):
         task = whole_number(task)
         if task is None or not 0 <= task < count:
             raise TaskError(
-                f"task={given!r}, but there are tasks 0 to {count - 1}",
+                f"task={given!r} does not exist: there are tasks 0 to {count - 1}",
                 remedy='pass one of them, or "all"',
             )
         return (self._answering(task),)

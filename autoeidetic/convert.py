@@ -88,7 +88,7 @@ def _converted(
     plan = blueprint(model, deps)
     if keep_head and plan.heads[0].layer == ATTACHED:
         raise InputError(
-            "keep_head=True, but the model has no output layer to keep",
+            "the model has no output layer that keep_head=True could keep",
             remedy="leave keep_head out: every task gets a head of its own",
         )
     if inplace:

@@ -372,8 +372,9 @@ def check_runs(guards: dict[str, Guard]) -> None:
     for path, guard in guards.items():
         if guard.counter is not None and guard.runs < guard.counter.calls:
             raise EnforcementError(
-                f"ran {guard.runs} times where the analysis saw {guard.counter.calls}: the model "
-                "took another path, or a fused kernel passed it by",
+                f"module '{path}' ran {guard.runs} times where the analysis saw "
+                f"{guard.counter.calls}: the model took another path, or a fused kernel passed it "
+                "by",
                 place=Place(module=path),
                 remedy="convert the model with example inputs of the kind it is used with",
             )

@@ -312,7 +312,7 @@ class Recorder:
         if not self._is_live(tensor):
             return
         if self.way == "meta":
-            raise RuntimeError(f"{func.__name__} of a value that depends on input or parameters")
+            raise RuntimeError(f"{func.__name__} reads a value that depends on input or parameters")
         node = self._create(torch.ops.aten._local_scalar_dense.default, (tensor,), {})
         node.meta.update(shape=(), read_by_python=True)
 

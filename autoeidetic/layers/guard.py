@@ -59,7 +59,8 @@ class CallCounter:
             return 0
         if torch._C._current_graph_task_id() != -1:
             raise EnforcementError(
-                "a module that is called several times is run again during the backward pass",
+                f"module '{self.path}', which is called several times in a pass, is run again "
+                "during the backward pass",
                 place=Place(module=self.path),
                 remedy="leave it out of activation checkpointing",
             )
