@@ -87,7 +87,7 @@ class EideticNet(Drawable, Answering):
         if whole_number(given) != task:
             raise TaskError(
                 f"task {given!r} cannot be prepared: the network has {task} tasks so far",
-                remedy=f"call prepare_for_task({task}), the next one",
+                remedy=f"the next task is {task}",
             )
         self._follow()
         if revisit is not None:

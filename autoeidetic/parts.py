@@ -54,7 +54,7 @@ def exchanged(known: Iterable[Part]) -> bool:
         now = _now(part)
         if now is None or not _alike(original_class(now), part.base):
             module = f"module '{part.path}'" if part.path else "the backbone"
-            before, after = _names(part.base, None if now is None else original_class(now))
+            before, after = _names(part.base, None if now is None else type(now))
             raise EnforcementError(
                 f"{module} was {before} when the model was converted, and is {after} now",
                 place=Place(module=part.path),

@@ -59,7 +59,7 @@ def _check(
     if settings.epochs < 1 or not settings.lr > 0:
         raise InputError(
             f"epochs={settings.epochs} and lr={settings.lr} are not both above 0",
-            remedy="pass positive numbers",
+            remedy="both must be above 0",
         )
     one_each = "pass a list with one loader of (inputs, labels) for each finished task"
     if loaders is None:
