@@ -27,7 +27,7 @@ from .layers.guard import Guard, Runtime, guard
 from .owners import Owners
 from .parts import Part, check_shapes, exchanged, parts
 from .passes import PassLock
-from .pins import Pin, Pins, Where, state, watch
+from .pins import Home, Pin, Pins, Where, state, watch
 from .seal import Seal
 from .snapshot import Snapshot
 from .surroundings import not_scriptable, recording, same_trace, transforming, unrecorded
@@ -323,9 +323,10 @@ class Answering(nn.Module):
         if exchanged(self._parts):
             check_shapes(enforce.slots(self.backbone, "backbone"), self.blueprint)
             self._settle(freeze=False)
+        check = Home.check_closely if transforming() else Home.check
         for home, name in self._slots.values():
             if home.kind == "_parameters":
-                home.check(name)
+                check(home, name)
 
     @contextmanager
     def _whole(self) -> Iterator[None]:

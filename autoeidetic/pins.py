@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from .bits import bits, same
 from .errors import EnforcementError, Place
 from .spots import Spots, spread
-from .surroundings import strangeness
+from .surroundings import PLAIN, strangeness
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,11 @@ class Home:
 
     def check(self, name: str) -> None:
         """Raises EnforcementError when there is no such tensor any more, or no plain one."""
+        if type(self.get(name)) not in PLAIN:  # of other classes some will do
+            self.check_closely(name)
+
+    def check_closely(self, name: str) -> None:
+        """The same, also for tensors that only look like plain ones: those of ``torch.func``."""
         tensor = self.get(name)
         if tensor is None:
             raise EnforcementError(

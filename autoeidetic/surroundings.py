@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .errors import EnforcementError, with_article
 
+#: The classes of nearly all tensors in models.
+PLAIN = frozenset({Tensor, nn.Parameter})
 _MODES = torch._C._TorchDispatchModeKey
 _DISABLED = torch._C._disabled_torch_dispatch_impl
 

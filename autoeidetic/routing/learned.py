@@ -55,7 +55,8 @@ class Learned(Router):
         for name, value in (("hidden", hidden), ("batch_size", batch_size)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(
-                    f"{name}={value!r} is not a positive whole number", remedy="pass one"
+                    f"{name}={value!r} is not a positive whole number",
+                    remedy="pass a positive whole number",
                 )
 
     def fit(

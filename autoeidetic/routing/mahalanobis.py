@@ -43,7 +43,7 @@ class Mahalanobis(Router):
         if shrinkage is not None and not 0 <= shrinkage <= 1:
             raise InputError(
                 f"shrinkage={shrinkage!r} is not a number from 0 to 1",
-                remedy="pass one, or None",
+                remedy="pass None, or a number from 0 to 1",
             )
 
     def fit(
