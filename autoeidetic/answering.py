@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +30,11 @@ from .layers.guard import Guard, Runtime, guard
 from .owners import Owners
 from .parts import Part, check_shapes, exchanged, parts
 from .passes import PassLock, exclusive
-from .pins import Pin, Pins, Where, state, watch
+from .pins import Home, Pin, Pins, Where, state, watch
 from .seal import Seal
 from .signature import UnknownArgumentError, kind, signature
 from .snapshot import Snapshot
+from .surroundings import not_scriptable, recording, same_trace, transforming, unrecorded
 
 Self = TypeVar("Self", bound="Answering")
 #: For each output layer or number of an output, and each task, what the task may see of it.
@@ -155,8 +156,12 @@ class Answering(nn.Module):
 
     def _eagerly(self, task: int | str | None, args: Any, kwargs: Any) -> Any:
         with self._one_at_a_time:
-            self._before(args, kwargs)
-            return self._forward(task, args, kwargs)
+            with unrecorded():
+                self._before(args, kwargs)
+            if recording() or transforming():  # neither takes a backward pass of our own
+                self._runtime.restrict = False
+            with same_trace():
+                return self._forward(task, args, kwargs)
 
     def _forward(self, task: int | str | None, args: Any, kwargs: Any) -> Any:
         asked = self._asked(task)
@@ -167,7 +172,10 @@ class Answering(nn.Module):
     def _asked(self, task: int | str | None) -> tuple[int, ...]:
         count = len(self._tasks)
         if not count:
-            raise TaskError("no task yet", remedy="call prepare_for_task(0, num_classes=...) first")
+            raise TaskError(
+                "the network has no task yet",
+                remedy="call prepare_for_task(0, num_classes=...) first",
+            )
         if task is None:
             return (count - 1,)
         if isinstance(task, str) and task == "all":
@@ -176,7 +184,7 @@ class Answering(nn.Module):
         task = whole_number(task)
         if task is None or not 0 <= task < count:
             raise TaskError(
-                f"task={given!r}, but there are tasks 0 to {count - 1}",
+                f"task={given!r} does not exist: there are tasks 0 to {count - 1}",
                 remedy='pass one of them, or "all"',
             )
         return (self._answering(task),)
@@ -197,13 +205,6 @@ class Answering(nn.Module):
             torch.is_grad_enabled()
             and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
         )
-        self._start_counting()
-
-    def _start_counting(self) -> None:
-        for each in self._guards.values():
-            each.runs = 0
-            if each.counter is not None:
-                each.counter.done = 0
 
     def _answer_all(self, asked: tuple[int, ...], args: Any, kwargs: Any) -> list[Any]:
         if not self._call.blueprint.joint or len(asked) == 1:
@@ -263,6 +264,8 @@ class Answering(nn.Module):
 
     def _pass(self, tasks: tuple[int, ...], args: Any, kwargs: Any) -> Any:
         self._runtime.tasks = tasks
+        self._runtime.counting = not torch.compiler.is_compiling()
+        enforce.start_runs(self._guards)
         if torch.compiler.is_compiling():
             with self._parameter_heads(tasks):
                 return self.backbone(*args, **kwargs)
@@ -333,7 +336,7 @@ class Answering(nn.Module):
 
     def _diverged(self) -> bool:
         """Are there free values that are infinite or NaN? Looked up again when they change."""
-        if torch.compiler.is_compiling():
+        if recording():
             return False
         if self.open_task is None and self._finite is not None:
             # nothing learns: changes that the pins have noticed are reason enough to look again
@@ -411,7 +414,7 @@ class Answering(nn.Module):
         watch(self.pins)
         self._protections = {}
         self._install()
-        self._parts = parts(self.backbone)
+        self._parts = parts(self.backbone, self._modules)
         self._finite = None
         self.pins.impose()  # last, so that what fails before has changed no value
 
@@ -425,9 +428,10 @@ class Answering(nn.Module):
         if exchanged(self._parts):
             check_shapes(enforce.slots(self.backbone, "backbone"), self.blueprint)
             self._settle(freeze=False)
+        check = Home.check_closely if transforming() else Home.check
         for home, name in self._slots.values():
             if home.kind == "_parameters":
-                home.check(name)
+                check(home, name)
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
@@ -515,7 +519,6 @@ class Answering(nn.Module):
         """Put the guards on that a call needs."""
         self._call = call
         self._install()
-        self._start_counting()
 
     def _met_first(self, key: Hashable, inputs: CallInputs) -> Call:
         """Analyse a call that is new. In training, of which nothing is promised, any call goes."""
@@ -633,12 +636,12 @@ class Answering(nn.Module):
     def _types(self) -> dict[str, torch.dtype]:
         return {name: home[leaf].dtype for name, (home, leaf) in self._slots.items()}
 
+    def __prepare_scriptable__(self) -> NoReturn:  # what torch.jit.script asks for
+        raise not_scriptable()
+
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "_parts": [],
-            "_protections": {},
-        }  # classes with guards have no name to be found by
+        # what is compiled is bound to this network; classes with guards have no name to be found by
+        return {**super().__getstate__(), "_parts": [], "_protections": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

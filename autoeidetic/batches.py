@@ -70,7 +70,7 @@ def criterion(output: Any, target: Tensor) -> Tensor:
         known = ~target.isnan()
         return F.binary_cross_entropy_with_logits(logits[known], target[known].to(logits.dtype))
     raise InputError(
-        f"targets of shape {tuple(target.shape)} ({target.dtype}) for outputs of shape "
+        f"targets of shape {tuple(target.shape)} ({target.dtype}) do not fit outputs of shape "
         f"{tuple(logits.shape)}",
         remedy="pass loss=, a function of (output, target)",
     )

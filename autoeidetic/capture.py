@@ -33,6 +33,7 @@ from .generators import untouched_generators
 from .graph import Capture
 from .inputs import CallInputs
 from .recorder import Recorder
+from .surroundings import strangeness
 
 _MODULE_CALL_LOCK = threading.RLock()
 _CONTAINERS = (dict, list, set, OrderedDict)
@@ -45,7 +46,7 @@ def capture(model: nn.Module, *inputs: CallInputs) -> Capture:
     Raises:
         CaptureError: the model runs neither on meta tensors nor on real ones.
     """
-    _check_initialised(model)
+    _check_tensors(model)
     try:
         return _run(model, inputs, "meta")
     except AutoeideticError:
@@ -62,7 +63,7 @@ def capture(model: nn.Module, *inputs: CallInputs) -> Capture:
             raise _failure(model, first, second) from second
 
 
-def _check_initialised(model: nn.Module) -> None:
+def _check_tensors(model: nn.Module) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if nn.parameter.is_lazy(tensor):
             raise InputError(
@@ -70,11 +71,18 @@ def _check_initialised(model: nn.Module) -> None:
                 place=Place(module=name.rpartition(".")[0]),
                 remedy="run the model once on real inputs before the analysis",
             )
+        strange = strangeness(tensor)
+        if strange is not None:
+            raise InputError(
+                f"'{name}' is {strange.kind}, which cannot be analysed",
+                place=Place(module=name.rpartition(".")[0]),
+                remedy=strange.remedy,
+            )
 
 
 def capture_function(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Capture:
     """Record a plain function, called with meta tensors."""
-    recorder = Recorder(nn.Module(), "meta")
+    recorder = Recorder(nn.Module(), "meta", capture_function.__code__)
     with torch.no_grad(), _DispatchMode(recorder), _FunctionMode(recorder):
         args, kwargs = recorder.placeholders((args, kwargs))
         output = function(*args, **kwargs)
@@ -101,7 +109,7 @@ def _fact(way: str, error: Exception) -> str:
 
 
 def _run(model: nn.Module, inputs: Sequence[CallInputs], way: str) -> Capture:
-    recorder = Recorder(model, way)
+    recorder = Recorder(model, way, _record.__code__)
     try:
         return recorder.finish([_record(recorder, model, each) for each in inputs])
     except Exception as error:

@@ -17,6 +17,7 @@ from .errors import InputError, Place
 from .inputs import check_module, example_calls
 from .layers.guard import Guarded
 from .net import EideticNet
+from .surroundings import keeps_weights_away
 
 #: Models in networks. Between some tasks nothing in such a model tells that it is one.
 _backbones: WeakSet[nn.Module] = WeakSet()
@@ -66,7 +67,7 @@ def convert(
         raise InputError(f"recycle={recycle!r} is unknown", remedy='use "reinit" or "keep"')
     check_module(model)
     _check_new(model)
-    _check_not_scripted(model)
+    _check_weights(model)
     with torch.inference_mode(False):  # tensors made in it can never be trained
         net = _converted(
             model,
@@ -90,7 +91,7 @@ def _converted(
     plan = blueprints(model, deps)
     if keep_head and plan[0].heads[0].layer == ATTACHED:
         raise InputError(
-            "keep_head=True, but the model has no output layer to keep",
+            "the model has no output layer that keep_head=True could keep",
             remedy="leave keep_head out: every task gets a head of its own",
         )
     if inplace:
@@ -110,14 +111,15 @@ def _check_new(model: nn.Module) -> None:
             )
 
 
-def _check_not_scripted(model: nn.Module) -> None:
-    """A script holds its parameters itself: they cannot be pinned, nor those of a copy trained."""
+def _check_weights(model: nn.Module) -> None:
+    """Does every module hold its weights as tensors of its own, which can be pinned and trained?"""
     for path, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
+        found = keeps_weights_away(module)
+        if found is not None:
             raise InputError(
-                "a torch.jit script with parameters cannot be divided between tasks",
+                f"{found.kind} cannot be divided between tasks",
                 place=Place(module=path),
-                remedy="convert a model with the module that it was scripted from",
+                remedy=found.remedy,
             )
 
 

@@ -44,7 +44,7 @@ def slots(module: nn.Module, prefix: str = "") -> dict[str, Slot]:
         for kind in ("_parameters", "_buffers"):
             for name, tensor in part.__dict__[kind].items():
                 if tensor is not None:
-                    found[f"{path}.{name}" if path else name] = (Home(part, kind), name)
+                    found[f"{path}.{name}" if path else name] = (Home(part, kind, path), name)
     return found
 
 
@@ -243,7 +243,7 @@ def _computed(
             keep={use: keep.to(device(path)) for use, keep in masks.items()},
             counts=dict(counts[path]),
             operators=", ".join(dict.fromkeys(read.operator for read in reads[path])),
-            lines=", ".join(dict.fromkeys(read.line for read in reads[path])),
+            lines=", ".join(dict.fromkeys(read.line for read in reads[path] if read.line)),
         )
         for path, masks in found.items()
     }
@@ -388,6 +388,14 @@ def check_outputs(leaves: list[Any], blueprint: Blueprint) -> None:
             )
 
 
+def start_runs(guards: dict[str, Guard]) -> None:
+    """Before a pass: no module has been called yet."""
+    for guard in guards.values():
+        guard.runs = 0
+        if guard.counter is not None:
+            guard.counter.done = 0
+
+
 def check_runs(guards: dict[str, Guard]) -> None:
     """Has every module that is evaluated level by level been called?
 
@@ -397,8 +405,9 @@ def check_runs(guards: dict[str, Guard]) -> None:
     for path, guard in guards.items():
         if guard.counter is not None and guard.runs < guard.counter.calls:
             raise EnforcementError(
-                f"ran {guard.runs} times where the analysis saw {guard.counter.calls}: the model "
-                "took another path, or a fused kernel passed it by",
+                f"module '{path}' ran {guard.runs} times where the analysis saw "
+                f"{guard.counter.calls}: the model took another path, or a fused kernel passed it "
+                "by",
                 place=Place(module=path),
                 remedy="convert the model with example inputs of the kind it is used with",
             )

@@ -28,6 +28,15 @@ class Place:
         return " ".join(parts)
 
 
+def with_article(name: str) -> str:
+    """A Linear, an Embedding.
+
+    >>> with_article("OptimizedModule")
+    'an OptimizedModule'
+    """
+    return f"{'an' if name[:1] in 'AEIOU' else 'a'} {name}"
+
+
 class AutoeideticError(Exception):
     """Base of every error of this package."""
 

@@ -71,7 +71,7 @@ def sizes(heads: tuple[HeadPlan, ...], num_classes: Any) -> dict[str, int]:
             number = num_classes.get(head.layer)
         elif num_classes is not None and len({h.size for h in heads}) > 1:
             raise HeadError(
-                f"num_classes={num_classes} for output layers of different sizes",
+                f"num_classes={num_classes} is one size for output layers of different sizes",
                 remedy="pass a mapping: "
                 + repr({h.layer: h.size for h in heads}).replace("'", '"'),
             )
@@ -87,7 +87,7 @@ def sizes(heads: tuple[HeadPlan, ...], num_classes: Any) -> dict[str, int]:
         whole = whole_number(number)
         if whole is None or whole < 1:
             raise HeadError(
-                f"num_classes={number!r} for the output layer",
+                f"num_classes={number!r} is no size for the output layer",
                 place=Place(module=head.layer),
                 remedy="pass a positive whole number",
             )

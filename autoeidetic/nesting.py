@@ -98,7 +98,7 @@ def nested_modules(
             Nested(
                 module=path,
                 operators=tuple(dict.fromkeys(operator_name(n) for n in nodes)),
-                lines=tuple(dict.fromkeys(n.meta["line"] for n in nodes)),
+                lines=tuple(dict.fromkeys(n.meta["line"] for n in nodes if n.meta["line"])),
                 calls=tuple(
                     NestedCall(
                         structure(c.args, classes),

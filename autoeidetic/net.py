@@ -88,7 +88,7 @@ class EideticNet(Drawable, Answering):
         given, task = task, len(self._tasks)
         if whole_number(given) != task:
             raise TaskError(
-                f"prepare_for_task({given!r}) after {task} tasks",
+                f"task {given!r} cannot be prepared: the network has {task} tasks so far",
                 remedy=f"the next task is {task}",
             )
         self._follow()
@@ -123,12 +123,12 @@ class EideticNet(Drawable, Answering):
         (asked,) = self._asked(task)
         if not self.owners.forward_transfer:
             raise InputError(
-                f"revisit={task} in a network whose tasks share nothing",
+                f"task {task} cannot be revisited: the tasks of this network share nothing",
                 remedy="convert with forward_transfer=True",
             )
         if num_classes is not None:
             raise InputError(
-                f"num_classes={num_classes!r} for a second go at task {task}",
+                f"num_classes={num_classes!r} does not apply to a second go at task {task}",
                 remedy="leave it out: the classes are those of the task",
             )
         return self._tasks[asked].classes
@@ -169,7 +169,8 @@ class EideticNet(Drawable, Answering):
         own = {head.layer: head.size for head in self.blueprint.heads}
         if heads.sizes(self.blueprint.heads, num_classes) != own:
             raise InputError(
-                f"num_classes={num_classes!r} for the model's own head, which keep_head=True keeps",
+                f"num_classes={num_classes!r} does not fit the model's own head, which "
+                "keep_head=True keeps",
                 remedy="leave num_classes out for task 0",
             )
         return own
@@ -402,7 +403,7 @@ class EideticNet(Drawable, Answering):
     def _need_open(self, call: str) -> None:
         if self.open_task is None:
             raise TaskError(
-                f"{call} without an open task",
+                f"{call} was called, but no task is open",
                 remedy=f"call prepare_for_task({len(self._tasks)}) first",
             )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from .blueprint import Blueprint
-from .errors import EnforcementError, Place
+from .errors import EnforcementError, Place, with_article
 from .layers.guard import original_class
 from .pins import Slot
 
@@ -25,9 +25,10 @@ class Part:
     base: type
 
 
-def parts(network: nn.Module) -> list[Part]:
-    """All modules below a module."""
-    return [
+def parts(network: nn.Module, home: dict[str, nn.Module | None]) -> list[Part]:
+    """A module, which is held under the name "backbone", and all modules below it."""
+    root = Part("", home, "backbone", network, type(network), original_class(network))
+    return [root] + [
         Part(
             f"{inside}.{name}" if inside else name,
             module._modules,
@@ -52,13 +53,25 @@ def exchanged(known: Iterable[Part]) -> bool:
     for part in changed:
         now = _now(part)
         if now is None or not _alike(original_class(now), part.base):
-            what = "taken away" if now is None else f"made a {type(now).__name__}"
+            module = f"module '{part.path}'" if part.path else "the backbone"
+            before, after = _names(part.base, None if now is None else type(now))
             raise EnforcementError(
-                f"a {part.base.__name__} was {what} after the conversion",
+                f"{module} was {before} when the model was converted, and is {after} now",
                 place=Place(module=part.path),
-                remedy="put it back: such changes are for a model that is not converted yet",
+                remedy="put back what was there. torch.compile, torch.jit.trace, torch.export and "
+                "DistributedDataParallel take the network as a whole; other changes (adapters, "
+                "parametrizations) belong to the model before it is converted",
             )
     return bool(changed)
+
+
+def _names(before: type, after: type | None) -> tuple[str, str]:
+    """What to call two classes to tell them apart."""
+    if after is None:
+        return with_article(before.__name__), "gone"
+    if before.__name__ != after.__name__:
+        return with_article(before.__name__), with_article(after.__name__)
+    return f"a {before.__module__}.{before.__name__}", f"a {after.__module__}.{after.__name__}"
 
 
 def _now(part: Part) -> nn.Module | None:

@@ -30,6 +30,7 @@ from .errors import EnforcementError, Place
 from .passes import PassLock
 from .spots import Spots, spread
 from .store import Store
+from .surroundings import PLAIN, strangeness
 
 
 @dataclass(frozen=True)
@@ -38,18 +39,34 @@ class Home:
 
     module: nn.Module
     kind: str
+    path: str = ""
 
     def __getitem__(self, name: str) -> Tensor:
         self.check(name)
         return self.module.__dict__[self.kind][name]
 
     def check(self, name: str) -> None:
-        """Raises EnforcementError when there is no such tensor any more."""
-        if self.get(name) is None:
+        """Raises EnforcementError when there is no such tensor any more, or no plain one."""
+        if type(self.get(name)) not in PLAIN:  # of other classes some will do
+            self.check_closely(name)
+
+    def check_closely(self, name: str) -> None:
+        """The same, also for tensors that only look like plain ones: those of ``torch.func``."""
+        tensor = self.get(name)
+        if tensor is None:
             raise EnforcementError(
-                f"a module of type {type(self.module).__name__} has no '{name}' any more",
+                f"module '{self.path}' ({type(self.module).__name__}) has no '{name}' any more",
+                place=Place(module=self.path.removeprefix("backbone.")),
                 remedy="undo what was done to it after the conversion (a parametrization, weight "
-                "norm, pruning masks); such things belong to a model before it is converted",
+                "norm, pruning masks, FSDP without use_orig_params); such things belong to a model "
+                "before it is converted",
+            )
+        strange = strangeness(tensor)
+        if strange is not None:
+            raise EnforcementError(
+                f"'{self.path}.{name}' is now {strange.kind}, which cannot keep frozen values",
+                place=Place(module=self.path.removeprefix("backbone.")),
+                remedy=strange.remedy,
             )
 
     def get(self, name: str) -> Tensor | None:
@@ -183,6 +200,7 @@ class Pins(nn.Module):
         self._pins: tuple[Pin, ...] = ()
         self._store = Store()
         self._slots: list[Slot] = []
+        self._shapes: list[torch.Size] = []
         self._seen: list[_State] = []
         self._spots: Spots | None = None  # of the tensors that were seen last
         self._fresh: set[int] = set()  # numbers of pins that an optimizer's step has just imposed
@@ -234,6 +252,7 @@ class Pins(nn.Module):
         if freeze:
             self._freeze(pins, tensors)
         self._pins, self._slots = pins, [slots[pin.name] for pin in pins]
+        self._shapes = [tensors[pin.name].shape for pin in pins]
         self._seen, self._spots, self._fresh = [], None, set()
         self._covered = frozenset(covered)
         self._clear_gradients()
@@ -313,6 +332,8 @@ class Pins(nn.Module):
             self._seen = [_NEVER] * len(tensors)
         for number in numbers:
             pin, tensor, cache = self._pins[number], tensors[number], _is_cache(self._slots[number])
+            if not cache:
+                _check_shape(pin, tensor.shape, self._shapes[number])
             if not cache or tensor.shape == self._store.exact(pin.name).shape:
                 self._impose_one(pin, tensor.detach(), surely)
             (now,) = state([tensor])
@@ -325,13 +346,8 @@ class Pins(nn.Module):
             return
         if pin.frozen is not None:
             values = self._store.like(pin.name, tensor)
-            if pin.frozen.everything and values.shape != tensor.shape:
-                raise EnforcementError(
-                    f"{pin.name} has the shape {tuple(tensor.shape)}; it had "
-                    f"{tuple(values.shape)} when a task was finished",
-                    place=Place(module=pin.name.removeprefix("backbone.").rpartition(".")[0]),
-                    remedy="put it back: finished tasks need it as it was",
-                )
+            if pin.frozen.everything:
+                _check_shape(pin, tensor.shape, values.shape)
             if surely or not pin.frozen.holds(tensor, values):
                 pin.frozen.put(tensor, values)
         if pin.zeros is not None and (surely or pin.zeros.any(tensor)):
@@ -397,6 +413,16 @@ class Pins(nn.Module):
                     f"frozen values of {name} differ from those of this network; "
                     "use autoeidetic.load to open a saved network"
                 )
+
+
+def _check_shape(pin: Pin, now: torch.Size, before: torch.Size) -> None:
+    if now != before:
+        raise EnforcementError(
+            f"'{pin.name}' has the shape {tuple(now)}; it had {tuple(before)}",
+            place=Place(module=pin.name.removeprefix("backbone.").rpartition(".")[0]),
+            remedy="put it back: finished tasks need it as it was (FSDP cuts tensors into shards; "
+            "DistributedDataParallel leaves them whole)",
+        )
 
 
 def _tensor(slot: Slot) -> Tensor:

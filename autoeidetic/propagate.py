@@ -262,6 +262,7 @@ def _decomposed(algebra: Algebra, node: fx.Node, args: Any, kwargs: Any) -> Any:
                 values[step] = values[step.args[0]][step.args[1]]
             elif step.op == "call_function":
                 algebra.node = step
+                step.meta["line"] = outer_node.meta["line"]
                 step_args = [_lookup(a, values) for a in step.args]
                 step_kwargs = {k: _lookup(a, values) for k, a in step.kwargs.items()}
                 values[step] = apply_rule(algebra, step, step_args, step_kwargs)

@@ -8,12 +8,13 @@ storage sees it.
 from __future__ import annotations
 
 import operator
+import os
 import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -26,8 +27,8 @@ from .errors import CaptureError, EnforcementError, Place
 from .graph import Capture, ModuleCall
 from .trees import convert, leaves
 
-_TORCH = str(Path(torch.__file__).parent)
-_HERE = str(Path(__file__).parent)
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+_HERE = f"{Path(__file__).parent}{os.sep}"
 _READS_DATA = {"_local_scalar_dense", "nonzero", "equal", "masked_select"}
 _INDEXED = {"index", "index_put", "index_put_"}
 _LARGEST_CONSTANT = 2**24
@@ -103,10 +104,14 @@ def storage_write(
 
 @dataclass
 class Recorder:
-    """The graph as it grows, and which tensor is which node."""
+    """The graph as it grows, and which tensor is which node.
+
+    ``entrance`` is the code that calls the model: no line outside of it is one of the model's.
+    """
 
     model: nn.Module
     way: str
+    entrance: CodeType
     graph: fx.Graph = field(default_factory=fx.Graph)
 
     def __post_init__(self) -> None:
@@ -197,8 +202,10 @@ class Recorder:
                 output = original(module, *args, **kwargs)
             nodes_out = self.structure(output)
         except Exception as error:
-            if not hasattr(error, "_autoeidetic_place"):
-                error._autoeidetic_place = Place(path, "", _raising_line(error))  # type: ignore[attr-defined]
+            inner: Place = getattr(error, "_autoeidetic_place", Place(path))
+            if not inner.line:  # raised by torch: the line that called it is further outside
+                inner = replace(inner, line=_raising_line(error))
+            error._autoeidetic_place = inner  # type: ignore[attr-defined]
             self.calls[ident] = ModuleCall(
                 path, self.scope, *nodes_in, None, writes_outside=True, hooks_compute=False
             )
@@ -351,7 +358,7 @@ class Recorder:
                 self._decided(content(func, tensor), None)
             return
         if self.way == "meta":
-            raise RuntimeError(f"{func.__name__} of a value that depends on input or parameters")
+            raise RuntimeError(f"{func.__name__} reads a value that depends on input or parameters")
         self._decided(content(func, tensor), None)
         node = self._create(torch.ops.aten._local_scalar_dense.default, (tensor,), {})
         node.meta.update(shape=(), read_by_python=True)
@@ -539,7 +546,7 @@ class Recorder:
         name = getattr(func, "_opname", None) or func.__name__
         node = self.graph.create_node("call_function", func, tuple(node_args), node_kwargs, name)
         node.meta["module"] = self.path_stack[-1] if self.path_stack else ""
-        node.meta["line"] = _user_line()
+        node.meta["line"] = _user_line(self.entrance)
         node.meta["scope"] = self.scope
         self.recorded += 1
         return node
@@ -636,7 +643,8 @@ class Recorder:
         return stand
 
     def _place(self, func: Any) -> Place:
-        return Place(self.path_stack[-1] if self.path_stack else "", str(func), _user_line())
+        path = self.path_stack[-1] if self.path_stack else ""
+        return Place(path, str(func), _user_line(self.entrance))
 
 
 def _has_hooks(module: nn.Module) -> bool:
@@ -712,10 +720,10 @@ def _on_cpu(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "meta" else device
 
 
-def _user_line() -> str:
-    """The innermost source line outside torch and this package."""
+def _user_line(entrance: CodeType) -> str:
+    """The innermost source line of the model's outside torch and this package, if there is one."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    while frame is not None and frame.f_code is not entrance:
         if _is_users(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back

@@ -18,11 +18,13 @@ from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
 from .answering import Task
+from .bits import different
 from .errors import AutoeideticError, EnforcementError, Place, RehearsalWarning
 from .generators import seed_generators, untouched_generators
 from .inputs import CallInputs
+from .layers.guard import original_class
 from .prune import choose
-from .verify import compare, outputs, scramble
+from .verify import Record, compare, first_moved, outputs, record, scramble
 
 if TYPE_CHECKING:
     from .net import EideticNet
@@ -44,7 +46,7 @@ def rehearse(net: EideticNet) -> None:
         try:
             with tqdm(total=_PASSES, desc="rehearsal", delay=5, leave=False, disable=None) as bar:
                 for seed in _SEEDS:
-                    if _rehearse(_copy(net, bar), seed):
+                    if _rehearse(lambda: _copy(net, bar), seed):
                         break
             return
         except AutoeideticError as error:
@@ -75,14 +77,10 @@ def _copy(net: EideticNet, bar: tqdm[NoReturn]) -> EideticNet:
     return made
 
 
-def _rehearse(net: EideticNet, seed: int) -> bool:
+def _rehearse(copied: Callable[[], EideticNet], seed: int) -> bool:
     """Has it shown anything? Small networks may keep nothing but units that are always zero."""
-    seed_generators(seed)
-    inputs = _copied(net.example, lambda example: _numbers(example, net))
-    net.eval()
-    _shake(net)
-    _open_task(net)
-    _give_up_half(net)
+    net = copied()
+    inputs = _begin(net, seed)
     reference = _answer(net, inputs)
     if seed != _SEEDS[-1] and _vary((inputs.args, inputs.kwargs)) and not _vary(reference):
         return False
@@ -93,14 +91,83 @@ def _rehearse(net: EideticNet, seed: int) -> bool:
             continue
         if compare(answer, _answer(net, inputs))[1]:
             raise RuntimeError("the model answers the same inputs differently each time")
+        where = _first_output(net, inputs, reference, answer)
+        path, what = _culprit(copied(), seed, step)
         raise EnforcementError(
-            f"{changed} of {elements} outputs of a task changed {step}",
-            place=Place(module=net.verify(*inputs.args, rounds=1, **inputs.kwargs).moved or ""),
+            f"{changed} of {elements} outputs of a task changed {step}, the first in {where}: "
+            f"{what}",
+            place=Place(module=path),
             remedy="what the analysis cannot see is listed in docs/guarantee-and-limits.md: mostly "
             "numbers that change in training and are no buffer (register_buffer makes them one), "
             "code that asks for type(module), or weights that the model writes itself",
         )
     return True
+
+
+def _begin(net: EideticNet, seed: int) -> CallInputs:
+    """Up to the end of the first task's training; gives the inputs."""
+    seed_generators(seed)
+    inputs = _copied(net.example, lambda example: _numbers(example, net))
+    net.eval()
+    _shake(net)
+    _open_task(net)
+    _give_up_half(net)
+    return inputs
+
+
+def _first_output(
+    net: EideticNet, inputs: CallInputs, before: list[Tensor], after: list[Tensor]
+) -> str:
+    """The place in the output's structure of the first tensor that differs."""
+    own = _copied(inputs, Tensor.clone)
+    leaves = pytree.tree_flatten_with_path(net(*own.args, task=0, **own.kwargs))[0]
+    paths = [path for path, leaf in leaves if isinstance(leaf, Tensor)]
+    number = next(n for n, pair in enumerate(zip(before, after, strict=True)) if _differ(*pair))
+    return f"output{pytree.keystr(paths[number])}" if paths[number] else "its only output"
+
+
+def _culprit(net: EideticNet, seed: int, until: str) -> tuple[str, str]:
+    """The module that moved first, and what there is to say about it.
+
+    Goes through the same life once more, and looks at every module and every frozen value.
+    """
+    inputs = _begin(net, seed)
+    outputs, values = _look(net, inputs)
+    for step in _life(net, inputs):
+        if step != until:
+            continue
+        outputs_now, values_now = _look(net, inputs)
+        for name, value in values_now.items():
+            if bool((different(value, values[name]) & _first_tasks(net, name)).any()):
+                return name.rpartition(".")[0], f"the frozen values of '{name}' moved"
+        path = first_moved(net, outputs, outputs_now, last=0)
+        if path is not None:
+            return path, f"module '{path}' is the first whose frozen channels moved"
+    kind = original_class(net.backbone).__name__
+    return "", f"no module inside {kind} moved, so its own forward makes the difference"
+
+
+def _look(net: EideticNet, inputs: CallInputs) -> tuple[Record, dict[str, Tensor]]:
+    """What every module returns for task 0, and copies of what the plan divides."""
+    seed_generators(0)
+    own = _copied(inputs, Tensor.clone)
+    outputs = record(net, own.args, own.kwargs)
+    divided = [n for n, e in net.blueprint.plan.parameters.items() if e.used and not e.head]
+    names = [*divided, *net.blueprint.plan.buffers]
+    slots = {name: net._slots[f"backbone.{name}"] for name in names}
+    return outputs, {name: home[leaf].detach().clone() for name, (home, leaf) in slots.items()}
+
+
+def _first_tasks(net: EideticNet, name: str) -> Tensor:
+    """Which elements of a parameter or a buffer belong to task 0."""
+    plan = net.blueprint.plan
+    classes = plan.buffers[name] if name in plan.buffers else plan.parameters[name].owner
+    home, leaf = net._slots[f"backbone.{name}"]
+    return (net.owners.level_of(classes) == 0).to(home[leaf].device)
+
+
+def _differ(before: Tensor, after: Tensor) -> bool:
+    return bool(different(before, after).any())
 
 
 def _vary(tree: Any) -> bool:

@@ -70,7 +70,9 @@ def score(name: str, *, over_network: float = 0.0) -> Callable[[Any], Any]:
     """  # noqa: E501
 
     if not 0 <= over_network <= 1:
-        raise InputError(f"over_network={over_network!r}", remedy="it must be between 0 and 1")
+        raise InputError(
+            f"over_network={over_network!r} is not between 0 and 1", remedy="pass 0.5, say"
+        )
 
     def register(function: Any) -> Any:
         if name in _SCORES:

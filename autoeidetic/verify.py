@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from .net import EideticNet
 
 
+#: The tensors that each module has returned, by path.
+Record = dict[str, list[Tensor]]
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What scrambling did to one task's outputs.
@@ -224,12 +228,17 @@ def _first_moved(net: EideticNet, kept: dict[str, Tensor], args: Any, kwargs: An
 
     The values that were kept are back in place afterwards.
     """
-    scrambled = _record(net, args, kwargs)
+    scrambled = record(net, args, kwargs)
     _put_back(net, kept)
-    before = _record(net, args, kwargs)
     last = max(task.index for task in net.tasks if task.finished)
+    return first_moved(net, record(net, args, kwargs), scrambled, last)
+
+
+def first_moved(net: EideticNet, before: Record, after: Record, last: int) -> str | None:
+    """The first module of which two passes differ in channels of tasks up to ``last``."""
     for path, values in before.items():
-        for a, b, classes in zip(values, scrambled[path], net.blueprint.modules[path], strict=True):
+        now = after.get(path, values)
+        for a, b, classes in zip(values, now, net.blueprint.modules[path], strict=True):
             if classes is None or a.shape[1:] != classes.shape[1:] or 0 in classes.shape:
                 continue  # other shapes than those that were analysed: one layer less to name
             level = net.owners.level_of(classes)
@@ -240,9 +249,9 @@ def _first_moved(net: EideticNet, kept: dict[str, Tensor], args: Any, kwargs: An
     return None
 
 
-def _record(net: EideticNet, args: Any, kwargs: Any) -> dict[str, list[Tensor]]:
-    """What every module returns, inner ones before outer ones."""
-    seen: dict[str, list[Tensor]] = {}
+def record(net: EideticNet, args: Any, kwargs: Any) -> Record:
+    """What every module returns when task 0 is asked, inner ones before outer ones."""
+    seen: Record = {}
     hooks = []
     for path, module in net.backbone.named_modules():
         if path in net.blueprint.modules:

@@ -468,7 +468,7 @@ def test_training_after_a_rollback_is_training_from_the_start() -> None:
 
 def test_rollback_needs_an_open_task() -> None:
     life = lives.Life(Conv(), X).first_task()
-    with lives.unchanged(life.net), pytest.raises(TaskError, match="without an open task"):
+    with lives.unchanged(life.net), pytest.raises(TaskError, match="but no task is open"):
         life.net.rollback()
 
 

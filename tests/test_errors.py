@@ -135,6 +135,48 @@ def test_inputs_of_the_wrong_shape() -> None:
     error = failure(autoeidetic.CaptureError, model, torch.rand(2, 5))
     assert error.module == "0"
     assert "the shape and type the model expects" in error.remedy
+    assert error.line == ""  # torch's own code: the line that calls analyze is none of the model's
+    assert "test_errors.py" not in str(error)
+
+
+def test_the_line_that_calls_a_layer_of_torch() -> None:
+    class Wrong(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x)  # calls it
+
+    error = failure(autoeidetic.CaptureError, nn.Sequential(Wrong()), torch.rand(2, 4))
+    assert error.module == "0.layer"
+    assert error.line == line_of("# calls it")
+
+
+def lines_of(model: nn.Module, inputs: Tensor) -> set[str]:
+    """All source lines that an analysis names."""
+    deps = autoeidetic.analyze(model, inputs)
+    plan = deps.plan
+    lines = {read.line for entry in plan.parameters.values() for read in entry.reads}
+    lines |= {line for nested in plan.nested for line in nested.lines}
+    lines |= {lock.place.line for lock in deps.locked}
+    return lines | {data["line"] for *_, data in deps.graph.edges(data=True) if "line" in data}
+
+
+def test_no_line_of_the_caller_is_named() -> None:
+    """The whole model is torch's own code, so there is no line to name."""
+    stock = nn.Sequential(
+        *(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Softmax(1), nn.PReLU(), nn.Flatten()),
+        nn.Linear(288, 4),
+    )
+    assert lines_of(stock, torch.rand(2, 3, 8, 8)) <= {""}
+
+
+def test_lines_inside_of_libraries_are_named() -> None:
+    torchvision = pytest.importorskip("torchvision")
+    lines = lines_of(torchvision.models.squeezenet1_1(), torch.rand(2, 3, 64, 64))
+    assert any("/torchvision/models/squeezenet.py:" in line for line in lines)
+    assert not any("test_errors.py" in line for line in lines)
 
 
 class LooksAtData(nn.Module):

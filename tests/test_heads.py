@@ -404,8 +404,8 @@ def test_impossible_numbers(number: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        (((7,), {"num_classes": 3}), TaskError, r"prepare_for_task\(7\) after"),
-        (((-1,), {"num_classes": 3}), TaskError, r"prepare_for_task\(-1\) after"),
+        (((7,), {"num_classes": 3}), TaskError, r"task 7 cannot be prepared"),
+        (((-1,), {"num_classes": 3}), TaskError, r"task -1 cannot be prepared"),
         (((None,), {"num_classes": 0}), HeadError, "num_classes=0"),
         (((None,), {"num_classes": 3, "on_full": "no"}), InputError, "on_full='no' is unknown"),
         (((None,), {"num_classes": {"no_such_layer": 3}}), HeadError, "no_such_layer"),
@@ -471,9 +471,9 @@ def test_before_the_first_task() -> None:
     net = autoeidetic.convert(Pooled(), X)
     with pytest.raises(TaskError, match="no task yet"):
         net(X)
-    with pytest.raises(TaskError, match="without an open task"):
+    with pytest.raises(TaskError, match="but no task is open"):
         net.prune(0.5)
-    with pytest.raises(TaskError, match="without an open task"):
+    with pytest.raises(TaskError, match="but no task is open"):
         net.finish_task()
     with pytest.raises(TaskError):
         net.verify(X)

@@ -185,16 +185,16 @@ def compiled(net: EideticNet) -> None:
 
 CHANGES = {
     "narrowed": (narrowed, r"'b.weight' has the shape \(8, 16\)"),
-    "adapted": (adapted, "a Linear was made a LowRank after the conversion"),
-    "removed": (removed, "a LayerNorm was taken away after the conversion"),
-    "compiled": (compiled, "a Linear was made a OptimizedModule"),
+    "adapted": (adapted, "was a Linear when the model was converted, and is a LowRank now"),
+    "removed": (removed, "was a LayerNorm when the model was converted, and is gone now"),
+    "compiled": (compiled, "was a Linear when .* converted, and is an OptimizedModule now"),
     "parametrized": (
         lambda net: parametrizations.weight_norm(net.backbone.b),
-        "a Linear was made a ParametrizedLinear",
+        "was a Linear when the model was converted, and is a ParametrizedLinear now",
     ),
     "masked": (
         lambda net: prune.random_unstructured(net.backbone.b, "weight", 0.5),
-        "a module of type Linear has no 'weight' any more",
+        r"module .backbone\.[a-z]+. \(Linear\) has no .weight. any more",
     ),
 }
 

@@ -177,7 +177,7 @@ def test_png_and_svg(tmp_path: Path) -> None:
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     plots.accuracy_matrix(KEPT, tmp_path / "below" / "a.SVG")
     assert ElementTree.parse(tmp_path / "below" / "a.SVG").getroot().tag.endswith("svg")
-    with pytest.raises(InputError, match=r"has the suffix 'jpg'.*\n.*\.png or \.svg"):
+    with pytest.raises(InputError, match=r"ends in 'jpg', which is no format.*\n.*\.png or \.svg"):
         plots.accuracy_matrix(KEPT, tmp_path / "a.jpg")
 
 

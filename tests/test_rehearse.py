@@ -129,6 +129,28 @@ def test_it_names_the_layer_that_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(autoeidetic.EnforcementError) as caught:
         autoeidetic.convert(model, INPUTS)
     assert caught.value.module == "2"
+    assert "12 of 12 outputs of a task changed" in caught.value.fact
+    assert "the first in its only output: module '2' is the first whose" in caught.value.fact
+
+
+class TwoOutputs(KeepsANumber):
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        return {"input": x, "made": (x, super().forward(x))}
+
+
+@pytest.mark.parametrize(
+    ("build", "module", "fact"),
+    [
+        (merging, "0", "the first in its only output: the frozen values of '0.weight' moved"),
+        (TwoOutputs, "", "the first in output['made'][1]: no module inside TwoOutputs moved, so"),
+        (PassesItsNormBy, "norm", "module 'norm' ran 0 times where the analysis saw 1"),
+    ],
+)
+def test_it_names_the_output_and_what_moved(build: Any, module: str, fact: str) -> None:
+    with pytest.raises(autoeidetic.EnforcementError) as caught:
+        autoeidetic.convert(build(), INPUTS)
+    assert caught.value.module == module
+    assert fact in caught.value.fact
 
 
 @pytest.mark.parametrize("inplace", [False, True])

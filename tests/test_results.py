@@ -241,7 +241,7 @@ def test_matrices_that_are_none() -> None:
         AccuracyMatrix([[0.5, 0.6], [0.5, 0.6]])
     with pytest.raises(InputError, match="1 names for 2 tasks"):
         AccuracyMatrix([[0.5], [0.5, 0.5]], ["a"])
-    with pytest.raises(InputError, match=r"alone of tasks \[0\], and there are 2"):
+    with pytest.raises(InputError, match=r"alone are given for tasks \[0\], and there are 2"):
         AccuracyMatrix([[0.5], [0.5, 0.5]]).forward_transfer([0.5])
 
 
@@ -851,7 +851,7 @@ def test_directories_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.Mon
         ("results.json", '{"format": 99}', "has format 99"),
         ("metrics.csv", "task,epoch\n0", "metrics.csv' cannot be read"),
         ("metrics.csv", "task,epoch\n0,x\n", "epoch='x' is not a number"),
-        ("metrics.csv", "a,b\n0,1\n", "an epoch without task"),
+        ("metrics.csv", "a,b\n0,1\n", "an epoch is recorded without task"),
         ("metrics.csv", "", "metrics.csv' cannot be read"),
     ],
     ids=range(7),
@@ -952,8 +952,8 @@ def test_epochs_of_other_kinds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "fact"),
     [
-        ({"epoch": 0}, "an epoch without task"),
-        ({"task": 0}, "an epoch without epoch"),
+        ({"epoch": 0}, "an epoch is recorded without task"),
+        ({"task": 0}, "an epoch is recorded without epoch"),
         ({"task": 0, "epoch": 0, "loss": "low"}, "loss='low' is not a number"),
         ({"task": 0, "epoch": 0, "loss": torch.zeros(2)}, "is not a number"),
     ],
@@ -963,7 +963,7 @@ def test_epochs_that_are_none(values: dict[str, Any], fact: str, tmp_path: Path)
     run = begin(tmp_path)
     with pytest.raises(InputError, match=fact):
         run.epoch(**values)
-    with pytest.raises(InputError, match="values are in a str"):
+    with pytest.raises(InputError, match="the values are a str, which has no names"):
         run.epoch("row")
     with pytest.raises(InputError, match=r"the evaluation has tasks \[0\], and not 1"):
         run.after_task(1, evaluation(0.5), capacity(1))

@@ -291,7 +291,7 @@ def test_wrong_settings(settings: dict[str, Any], text: str) -> None:
 
 def test_wrong_batches() -> None:
     net = network()
-    with pytest.raises(TaskError, match="without an open task"):
+    with pytest.raises(TaskError, match="but no task is open"):
         net.train_task(loader(0), progress=False)
     net.prepare_for_task(0, num_classes=2)
     for batches, text in (

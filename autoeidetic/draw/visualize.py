@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from ..dependencies import Dependencies
-from ..errors import InputError
+from ..errors import InputError, with_article
 from ..net import EideticNet
 from .drawing import describe
 from .failure import attempt
@@ -62,7 +62,7 @@ def visualize(
         drawing = attempt(model, example_inputs, title)
     else:
         raise InputError(
-            f"visualize() of a {type(model).__qualname__}",
+            f"visualize() was given {with_article(type(model).__qualname__)}",
             remedy="pass a torch.nn.Module, an analysis or a converted network",
         )
     if path is not None:

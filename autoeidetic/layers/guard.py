@@ -10,17 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ..errors import EnforcementError, Place
+from ..surroundings import not_scriptable
 
 Forward = Callable[..., Any]
 #: Where a ``forward`` that somebody gave to the one module is kept: it would pass the guard by.
 _ASIDE = "_forward_aside"
+#: One that was put around the guarded ``forward`` later (a compiled one) is noted here, and stays.
+_AROUND = "_forward_around"
 
 
 @dataclass
@@ -30,6 +33,7 @@ class Runtime:
     ``tasks``: the heads that answer. ``restrict``: frozen units need no gradient. ``level``: the
     one that a module around this one is being run for; ``settled``: nothing trains in it.
     ``inside``: the innermost module with norms per level, or run level by level, that is running.
+    ``counting``: runs of guarded modules are counted, also in parts of the model that are compiled.
     """
 
     tasks: tuple[int, ...] = ()
@@ -37,6 +41,7 @@ class Runtime:
     level: int | None = None
     settled: bool = False
     inside: str | None = None
+    counting: bool = True
     features: dict[str, torch.Tensor] | None = None
 
 
@@ -54,7 +59,8 @@ class CallCounter:
             return 0
         if torch._C._current_graph_task_id() != -1:
             raise EnforcementError(
-                "a module that is called several times is run again during the backward pass",
+                f"module '{self.path}', which is called several times in a pass, is run again "
+                "during the backward pass",
                 place=Place(module=self.path),
                 remedy="leave it out of activation checkpointing",
             )
@@ -102,7 +108,8 @@ class Guard:
     runs: int = 0
 
     def run(self, module: nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
+        counted = self.runtime is not None and self.runtime.counting
+        if counted or not torch.compiler.is_compiling():
             self.runs += 1
 
         def inner(*args: Any, **kwargs: Any) -> Any:
@@ -157,12 +164,17 @@ class Guarded:
     """Mixed into the class of a guarded module."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        guard: Guard = self.__dict__["_guard"]
+        guard: Guard | None = self.__dict__.get("_guard")
+        if guard is None:  # somebody has kept this method, and the module has no guard any more
+            return original_class(self).forward(self, *args, **kwargs)  # type: ignore
         forward = self.__dict__.get(_ASIDE, super().forward)  # type: ignore[misc]
         return guard.run(self, forward, args, kwargs)  # type: ignore[arg-type]
 
+    def __prepare_scriptable__(self) -> NoReturn:  # what torch.jit.script asks for
+        raise not_scriptable()
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _rebuild, (original_class(self),), self.__dict__.copy()  # type: ignore[arg-type]
+        return _rebuild, (original_class(self),), self.__getstate__()  # type: ignore
 
 
 @cache
@@ -185,15 +197,17 @@ def original_class(module: nn.Module) -> type:
 
 def guard(module: nn.Module, guard: Guard | None) -> None:
     """Put a guard on a module, or take it away."""
-    base = original_class(module)
+    base, own = original_class(module), module.__dict__
+    if isinstance(module, Guarded) and "forward" in own:
+        own[_AROUND] = own["forward"]
     if guard is None:
         if isinstance(module, Guarded):
             module.__class__ = base
-            del module.__dict__["_guard"]
-            if _ASIDE in module.__dict__:
-                module.__dict__.setdefault("forward", module.__dict__.pop(_ASIDE))
+            del own["_guard"]
+            if _ASIDE in own:
+                own.setdefault("forward", own.pop(_ASIDE))
         return
-    module.__dict__["_guard"] = guard
-    if "forward" in module.__dict__:
-        module.__dict__[_ASIDE] = module.__dict__.pop("forward")
+    own["_guard"] = guard
+    if "forward" in own and own["forward"] is not own.get(_AROUND):
+        own[_ASIDE] = own.pop("forward")
     module.__class__ = _guarded_class(base)

@@ -130,7 +130,8 @@ def _run(
     masks = level.calls[number].visible
     if len(leaves) != len(masks):
         raise EnforcementError(
-            f"called with {len(leaves)} values where the analysis saw {len(masks)}",
+            f"module '{path}' was called with {len(leaves)} values where the analysis saw "
+            f"{len(masks)}",
             place=Place(module=path),
             remedy="convert the model with example inputs of the kind it is used with",
         )

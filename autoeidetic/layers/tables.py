@@ -78,7 +78,7 @@ class LevelTable:
                 f"use must hold one of {levels} levels for each of {channels} channels"
             )
         if self.current is not None and not 0 <= self.current < levels:
-            raise ValueError(f"current level {self.current} of {levels}")
+            raise ValueError(f"the current level is {self.current}, and there are {levels}")
         device, groups = self.include.device, self.groups
         of = torch.arange(channels, device=device) // (channels // groups)
         grouped = of == torch.arange(groups, device=device)[:, None]  # [G, C]

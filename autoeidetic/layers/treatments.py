@@ -262,7 +262,7 @@ class LevelNorms(_Treatment):
         expected = len(self.tables[None][self.counter.current])
         if calls != expected:
             raise EnforcementError(
-                f"{calls} norms ran where the analysis saw {expected}",
+                f"module '{self.path}' ran {calls} norms where the analysis saw {expected}",
                 place=Place(module=self.path),
                 remedy="convert the model with example inputs of the kind it is used with",
             )

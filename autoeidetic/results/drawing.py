@@ -89,7 +89,9 @@ def finished(figure: Figure, path: Any) -> Figure:
         return figure
     form = Path(path).suffix.lower().removeprefix(".")
     if form not in ("png", "svg"):
-        raise InputError(f"'{path}' has the suffix '{form}'", remedy="use .png or .svg")
+        raise InputError(
+            f"'{path}' ends in '{form}', which is no format of plots", remedy="use .png or .svg"
+        )
     files.write(Path(path), rendered(figure, form))
     return figure
 

@@ -190,7 +190,9 @@ def _note(net: EideticNet) -> str:
 
 def _chosen(net: EideticNet, loaders: Loaders, tasks: Iterable[int] | None) -> list[Task]:
     if not net.tasks:
-        raise TaskError("no task yet", remedy="call prepare_for_task(0, num_classes=...) first")
+        raise TaskError(
+            "the network has no task yet", remedy="call prepare_for_task(0, num_classes=...) first"
+        )
     asked = range(len(net.tasks)) if tasks is None else sorted(set(tasks))
     held = set(loaders) if isinstance(loaders, Mapping) else set(range(len(loaders)))
     for task in asked:

@@ -74,7 +74,7 @@ def accumulator(
         return Delegate(metric, device)
     if not callable(metric):
         raise InputError(
-            f"metric is a {type(metric).__qualname__}",
+            f"metric is a {type(metric).__qualname__}, which is not a metric",
             remedy="pass a function of (output, target), or an object with update(output, target), "
             "compute() and reset()",
         )

@@ -105,7 +105,8 @@ class AccuracyMatrix:
         pairs = alone if isinstance(alone, Mapping) else dict(enumerate(alone))
         if set(pairs) != set(range(len(self))):
             raise InputError(
-                f"accuracies alone of tasks {sorted(pairs)}, and there are {len(self)} tasks",
+                f"accuracies alone are given for tasks {sorted(pairs)}, and there are {len(self)} "
+                "tasks",
                 remedy="pass one for each task",
             )
         return _mean([own - pairs[task] for task, own in enumerate(self.diagonal)])

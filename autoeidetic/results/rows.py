@@ -34,7 +34,7 @@ def as_row(values: Mapping[str, Any]) -> Row:
         left["epoch"] = left.pop("number")
     for name in ("task", "epoch"):
         if name not in left:
-            raise InputError(f"an epoch without {name}", remedy=f"pass {name}=")
+            raise InputError(f"an epoch is recorded without {name}", remedy=f"pass {name}=")
     phase = line(str(left.pop("phase", "train")))
     task, round_, epoch = (_number(n, left.pop(n, 0), int) for n in ("task", "round", "epoch"))
     row = {"task": task, "phase": phase, "round": round_, "epoch": epoch}
@@ -84,5 +84,6 @@ def as_mapping(values: Any) -> dict[str, Any]:
     if is_dataclass(values) and not isinstance(values, type):
         return asdict(values)
     raise InputError(
-        f"values are in a {type(values).__qualname__}", remedy="pass a mapping or a dataclass"
+        f"the values are a {type(values).__qualname__}, which has no names for them",
+        remedy="pass a mapping or a dataclass",
     )

@@ -53,10 +53,13 @@ def _check(
             remedy="train a task and call finish_task() first",
         )
     if isinstance(settings.epochs, bool) or not isinstance(settings.epochs, int):
-        raise InputError(f"epochs={settings.epochs!r}", remedy="pass a whole number")
+        raise InputError(
+            f"epochs={settings.epochs!r} is not a whole number", remedy="pass a whole number"
+        )
     if settings.epochs < 1 or not settings.lr > 0:
         raise InputError(
-            f"epochs={settings.epochs}, lr={settings.lr}", remedy="both must be above 0"
+            f"epochs={settings.epochs} and lr={settings.lr} are not both above 0",
+            remedy="both must be above 0",
         )
     one_each = "pass a list with one loader of (inputs, labels) for each finished task"
     if loaders is None:
@@ -64,11 +67,14 @@ def _check(
             raise InputError(f"by={made.kind!r} needs data", remedy=one_each)
         return
     if not isinstance(loaders, (list, tuple)):
-        raise InputError(f"loaders is a {type(loaders).__qualname__}", remedy=one_each)
+        raise InputError(
+            f"loaders is a {type(loaders).__qualname__}, not a list of loaders", remedy=one_each
+        )
     if len(loaders) != len(finished):
         names = ", ".join(f"'{net.tasks[task].name}'" for task in finished)
         raise InputError(
-            f"{len(loaders)} loaders for {len(finished)} finished tasks ({names})", remedy=one_each
+            f"{len(loaders)} loaders were passed for {len(finished)} finished tasks ({names})",
+            remedy=one_each,
         )
     for number, loader in enumerate(loaders):
         check_loader(loader, f"loaders[{number}]")

@@ -54,7 +54,10 @@ class Learned(Router):
         self.hidden, self.batch_size, self.weight_decay = hidden, batch_size, weight_decay
         for name, value in (("hidden", hidden), ("batch_size", batch_size)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name}={value!r}", remedy="pass a positive whole number")
+                raise InputError(
+                    f"{name}={value!r} is not a positive whole number",
+                    remedy="pass a positive whole number",
+                )
 
     def fit(
         self, examples: Sequence[Examples], view: View, settings: Settings

@@ -42,7 +42,8 @@ class Mahalanobis(Router):
         self.shrinkage = shrinkage
         if shrinkage is not None and not 0 <= shrinkage <= 1:
             raise InputError(
-                f"shrinkage={shrinkage!r}", remedy="pass None, or a number from 0 to 1"
+                f"shrinkage={shrinkage!r} is not a number from 0 to 1",
+                remedy="pass None, or a number from 0 to 1",
             )
 
     def fit(

@@ -39,7 +39,7 @@ def predict(net: EideticNet, args: Any, kwargs: Any) -> Prediction:
     router, finished = net.router, len(to_be_found(net))
     if router is None:
         raise TaskError(
-            "predict() without a router",
+            "the network has no router to predict() with",
             remedy="call train_router(loaders) first; "
             'train_router(by="entropy") needs no data, but is less accurate',
         )

@@ -76,7 +76,7 @@ class TrainConfig:
             except TypeError:
                 good = False
             if not good:
-                raise InputError(f"{name}={value!r}", remedy=f"it must be {text}")
+                raise InputError(f"{name}={value!r} is not {text}", remedy=f"it must be {text}")
 
     def with_(self, **settings: Any) -> TrainConfig:
         """The same with other settings.

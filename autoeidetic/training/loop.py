@@ -139,11 +139,13 @@ def train_task(
     """
     if net.open_task is None:
         raise TaskError(
-            "train_task() without an open task",
+            "train_task() was called, but no task is open",
             remedy=f"call prepare_for_task({len(net.tasks)}) first",
         )
     if scheduler_every not in ("epoch", "batch"):
-        raise InputError(f"scheduler_every={scheduler_every!r}", remedy='use "epoch" or "batch"')
+        raise InputError(
+            f"scheduler_every={scheduler_every!r} is unknown", remedy='use "epoch" or "batch"'
+        )
     config = (config or TrainConfig()).with_(**settings)
     check_loader(loader, "loader")
     if optimizer is not None:

@@ -112,7 +112,8 @@ def _check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and not value > 0:
             raise InputError(
-                f"--{name.replace('_', '-')} {value:g}", remedy="pass a number above 0, or none"
+                f"--{name.replace('_', '-')} {value:g} is not above 0",
+                remedy="pass a number above 0, or none",
             )
     if options.output and Path(options.output).name != options.output:
         raise InputError(
