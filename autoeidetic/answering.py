@@ -25,7 +25,7 @@ from .inputs import CallInputs
 from .integers import whole_number
 from .layers.guard import Guard, Runtime, guard
 from .owners import Owners
-from .parts import Part, check_shapes, exchanged, parts
+from .parts import Parts, exchanged, parts
 from .passes import PassLock
 from .pins import Pin, Pins, Where, state, watch
 from .seal import Seal
@@ -85,7 +85,7 @@ class Answering(nn.Module):
         self._snapshot: Snapshot | None = None
         self._finite: Any = None
         self._guards: dict[str, Guard] = {}
-        self._parts: list[Part] = []
+        self._parts: Parts | None = None
         self._visible: dict[tuple[str | int, int], Tensor | None] = {}
         self._settle(freeze=True)
         # what the analysis saw: a saved network is analysed in the same types again
@@ -303,7 +303,7 @@ class Answering(nn.Module):
         self._ddp_params_and_buffers_to_ignore = self._unused()
         watch(self.pins)
         self._install()
-        self._parts = parts(self.backbone)
+        self._parts = parts(self)
         self._finite = None
         self.pins.impose()  # last, so that what fails before has changed no value
 
@@ -311,15 +311,11 @@ class Answering(nn.Module):
         """Go on with modules that were exchanged for others of their kind since the last look.
 
         Raises:
-            EnforcementError: one was exchanged for something that the analysis has not seen, or
-                has lost a parameter.
+            EnforcementError: a module, a head or a parameter was exchanged for something that the
+                analysis has not seen, was added or taken away.
         """
-        if exchanged(self._parts):
-            check_shapes(enforce.slots(self.backbone, "backbone"), self.blueprint)
+        if self._parts is not None and exchanged(self._parts):
             self._settle(freeze=False)
-        for home, name in self._slots.values():
-            if home.kind == "_parameters":
-                home.check(name)
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
@@ -406,12 +402,14 @@ class Answering(nn.Module):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """As ever, except that frozen values stay what they are; those of others are refused."""
+        self._follow()
         self.pins.check(args[0] if args else kwargs["state_dict"], "pins.")
         result = super().load_state_dict(*args, **kwargs)
         self.pins.impose()
         return result
 
     def _apply(self: Self, fn: Any, recurse: bool = True) -> Self:
+        self._follow()
         self.pins.impose()
         before = self._types()
         super()._apply(fn, recurse)
@@ -425,7 +423,8 @@ class Answering(nn.Module):
         return {name: home[leaf].dtype for name, (home, leaf) in self._slots.items()}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_parts": []}  # classes with guards have no name to be found by
+        self._follow()  # a copy takes what it finds for what was converted
+        return {**self.__dict__, "_parts": None}  # classes with guards have no name to be found by
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -241,6 +241,7 @@ class EideticNet(Drawable, Answering):
                 start can not be made again.
         """
         self._need_open("rollback()")
+        self._follow()
         if self._snapshot is None and (self.open_task == 0 or self.recycle == "keep"):
             raise TaskError(
                 "the values at the start of this task are not known any more",
@@ -361,6 +362,7 @@ class EideticNet(Drawable, Answering):
             >>> net.prepare_for_task(0, num_classes=2); net.prune(0.5); net.finish_task()
             >>> net.double().seal()
         """
+        self._follow()
         self.pins.impose()
         self._tasks = [
             replace(task, seal=seal.take(self, task.index)) if task.finished else task
