@@ -23,6 +23,7 @@ from .owners import FREE, Owners
 from .prune import choose
 from .score import Loss, ScoreData, class_scores, named
 from .snapshot import Snapshot
+from .values import varies
 from .verify import Verification, verify
 
 #: What is made under ``torch.inference_mode()`` could not be trained later.
@@ -308,10 +309,11 @@ class EideticNet(Drawable, Answering):
     def _level_computed_weights(self) -> None:
         """Where a weight is standardised, hidden elements get the mean of the visible ones.
 
-        So a row's mean is that of what it reads; the zeros are put on the computed weight.
+        So a row's mean is that of what it reads; the zeros are put on the computed weight. A
+        weight whose rows depend on each other (a spectral norm) has no such means.
         """
         for name, entry in self.blueprint.plan.parameters.items():
-            for read in entry.reads:
+            for read in entry.reads if varies(entry.owner) else ():
                 if not read.transformed or read.columns.shape != entry.owner.shape or entry.head:
                     continue
                 weight = self.backbone.get_parameter(name)
