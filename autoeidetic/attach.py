@@ -1,13 +1,13 @@
 """Attach: which output of a model without an output layer are the features that a head reads.
 
-It is the output that all others lead to: the last of a list of feature maps, the last hidden state
-and not the encoder's. A model that does end in a layer, but in one that tasks cannot have of their
-own, has no features to offer: a head on top of that layer would be another function.
+It is the deepest one, computed with all parameters that the others are computed with: the last of
+a list of feature maps, the last hidden state and not the encoder's. A model that does end in a
+layer, but in one that tasks cannot have of their own, has no features to offer: a head on top of
+that layer would be another function.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor, fx
@@ -40,89 +40,117 @@ def features(deps: Dependencies) -> Features:
     Raises:
         HeadError: there is none, or it is not clear which.
     """
-    capture = deps.capture
-    learned = _following(capture.graph, _parameters(capture))
-    ends = _ends(deps)
-    for node in ends:
-        layer = _layer(node, learned)
-        if layer is not None:
-            raise _not_separable(layer, capture)
-    found = [ends[node] for node in ends if ends[node].dim > 0]
-    if len(ends) > 1:
-        raise HeadError(
-            f"the model has no output layer, but {len(ends)} outputs of which none leads to the "
-            f"others: numbers {_listed(ends[node].number for node in ends)}",
-            remedy="convert a module that returns the one output that a head is to read",
-        )
-    if not found:
+    outputs = _outputs(deps)
+    node = _deepest(outputs, deps.capture)
+    layer = None if node is None else _layer(node, deps)
+    if layer is not None:
+        raise _not_separable(layer, deps.capture)
+    if node is None or outputs[node].dim < 1:
         raise HeadError(
             "no layer makes the model's output, and no output has channels a head could read",
             remedy="convert a model that ends in a linear layer or a convolution, or in features "
             "of shape (batch, channels, ...)",
         )
-    return found[0]
+    return outputs[node]
 
 
-def _ends(deps: Dependencies) -> dict[fx.Node, Features]:
-    """Outputs with channels that no other such output is computed from; ``dim`` 0: unclear."""
-    leaves = zip(
-        pytree.tree_leaves(deps.capture.output), pytree.tree_leaves(deps.plan.outputs), strict=True
-    )
+def _outputs(deps: Dependencies) -> dict[fx.Node, Features]:
+    """Outputs with channels; ``dim`` is 0 where it is not clear in which dimension they lie."""
+    nodes = pytree.tree_leaves(deps.capture.output)
+    leaves = pytree.tree_leaves(deps.plan.outputs)
     found: dict[fx.Node, Features] = {}
-    for number, (node, classes) in enumerate(leaves):
-        if classes is None or classes.dim() < 2 or is_zero(classes):
-            continue
-        dims = varies(classes)
-        found.setdefault(node, Features(number, classes, dims[0] if len(dims) == 1 else 0))
-    return {
-        node: own
-        for node, own in found.items()
-        if not (_following(deps.capture.graph, {node}) - {node}) & found.keys()
-    }
-
-
-def _parameters(capture: Capture) -> set[fx.Node]:
-    nodes = capture.graph.nodes
-    return {n for n in nodes if n.op == "get_attr" and str(n.target) in capture.parameters}
-
-
-def _following(graph: fx.Graph, start: set[fx.Node]) -> set[fx.Node]:
-    """Nodes that are computed from some of these, and these."""
-    found = set(start)
-    for node in graph.nodes:
-        if not found.isdisjoint(node.all_input_nodes):
-            found.add(node)
+    for number, (node, classes) in enumerate(zip(nodes, leaves, strict=True)):
+        if classes is not None and classes.dim() > 1 and not is_zero(classes):
+            dims = varies(classes)
+            found.setdefault(node, Features(number, classes, dims[0] if len(dims) == 1 else 0))
     return found
+
+
+def _deepest(outputs: dict[fx.Node, Features], capture: Capture) -> fx.Node | None:
+    """The output that is computed with all that the others are, or from them; None: no outputs.
+
+    Raises:
+        HeadError: several are not computed from each other.
+    """
+    if not outputs:
+        return None
+    before = {node: _before(node) for node in outputs}
+    own = {node: {n.target for n in before[node] if _is_parameter(n, capture)} for node in outputs}
+    all_parameters = set().union(*own.values())
+    ends = [node for node in outputs if own[node] == all_parameters]
+    ends = [node for node in ends if not any(node in before[end] for end in ends if end != node)]
+    if len(ends) != 1:
+        numbers = ", ".join(str(each.number) for each in outputs.values())
+        raise HeadError(
+            f"the model has no output layer but several outputs (numbers {numbers}), of which "
+            "none is computed with all that the others are: which one should a head read?",
+            remedy="convert a module that returns this one alone",
+        )
+    return ends[0]
+
+
+def _before(node: fx.Node) -> set[fx.Node]:
+    """A node and all that it is computed from."""
+    found, waiting = {node}, [node]
+    while waiting:
+        new = set(waiting.pop().all_input_nodes) - found
+        found |= new
+        waiting += new
+    return found
+
+
+def _is_parameter(node: fx.Node, capture: Capture) -> bool:
+    return node.op == "get_attr" and str(node.target) in capture.parameters
 
 
 # -- a layer that cannot be a task's own -----------------------------------------------------------
 
 
-def _layer(node: fx.Node, learned: set[fx.Node]) -> fx.Node | None:
+def _layer(node: fx.Node, deps: Dependencies) -> fx.Node | None:
     """The layer that an output comes from through nothing but functions of one value."""
-    while operator_name(node) not in _LAYERS:
-        inputs = [each for each in node.all_input_nodes if each in learned]
-        if len(inputs) != 1:
+    capture = deps.capture
+    roles = deps._coupling.propagation.algebra.roles
+    while True:
+        learned = [
+            each
+            for each in node.all_input_nodes
+            if any(_is_parameter(other, capture) for other in _before(each))
+        ]
+        weights = {str(each.target) for each in map(_unmoved, learned)}
+        if operator_name(node) in _LAYERS and any((name, "output") in roles for name in weights):
+            return node
+        if len(learned) != 1:
             return None
-        (node,) = inputs
-    return node if _weights(node) else None
+        (node,) = learned
 
 
-def _weights(node: fx.Node) -> list[fx.Node]:
-    """Parameters that an operator uses as they are, or moved."""
-    found = []
-    for each in node.all_input_nodes:
-        while each.op != "get_attr" and len(each.all_input_nodes) == 1:
-            (each,) = each.all_input_nodes
-        if each.op == "get_attr":
-            found.append(each)
-    return found
+def _unmoved(node: fx.Node) -> fx.Node:
+    """What a value was before it was transposed and the like."""
+    while node.op != "get_attr" and len(node.all_input_nodes) == 1:
+        (node,) = node.all_input_nodes
+    return node
+
+
+def check_whole(deps: Dependencies) -> None:
+    """Is every layer that takes part of the heads' parameters a head as a whole?
+
+    Raises:
+        HeadError: one is not: of a tied output layer only the bias is its own.
+    """
+    parameters = deps.plan.parameters
+    for node in deps.capture.graph.nodes:
+        if operator_name(node) in _LAYERS:
+            names = {str(_unmoved(each).target) for each in node.all_input_nodes}
+            if len({parameters[name].head for name in names & parameters.keys()}) > 1:
+                raise _not_separable(node, deps.capture)
 
 
 def _not_separable(layer: fx.Node, capture: Capture) -> HeadError:
     """The error for an output layer that is not the tasks' to have."""
     path = layer.meta.get("module", "")
-    names = {str(weight.target) for weight in _weights(layer)} & capture.parameters.keys()
+    weights = [_unmoved(node) for node in layer.all_input_nodes]
+    names = {str(node.target) for node in weights if _is_parameter(node, capture)}
+    names -= {name for name in names if len(capture.parameters[name].shape) < 2}  # biases
     same = {alias for alias, first in capture.aliases.items() if first in names} | names
     elsewhere = sorted(
         user.meta.get("module", "")
@@ -147,7 +175,3 @@ def _not_separable(layer: fx.Node, capture: Capture) -> HeadError:
         )
     reason = f"{fact}, so that tasks cannot have output layers of their own"
     return HeadError(reason, place=place(layer), remedy=remedy)
-
-
-def _listed(numbers: Iterable[int]) -> str:
-    return ", ".join(map(str, numbers))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from .attach import features
+from .attach import check_whole, features
 from .dependencies import Dependencies
 from .errors import HeadError, Place
 from .graph import Capture, operator_name
@@ -133,6 +133,7 @@ def _constants(capture: Capture, plan: Plan) -> tuple[str, ...]:
 
 def _heads(model: nn.Module, deps: Dependencies) -> tuple[HeadPlan, ...]:
     result = []
+    check_whole(deps)
     for head in deps.heads:
         holder = head.layer if head.layer not in head.parameters else ""
         own = {name for name, _ in model.get_submodule(holder).named_parameters(holder)}

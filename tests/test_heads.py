@@ -9,6 +9,7 @@ from typing import Any
 import lives
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
@@ -440,6 +441,133 @@ def test_sizes_by_layer() -> None:
     net.prepare_for_task(1, num_classes={"label": 2})
     assert [tuple(t.shape) for t in net(X)] == [(3, 4), (3, 2)]
     assert [tuple(t.shape) for t in net(X, task=0)] == [(3, 4), (3, 7)]
+
+
+# -- models without an output layer of their own ---------------------------------------------------
+
+
+class Tied(nn.Module):
+    """A small language model: a vocabulary of 11 words, which the output layer shares."""
+
+    def __init__(self, *, tied: bool = True) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, 8)
+        self.body, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+        self.lm_head = nn.Linear(8, 11, bias=False)
+        if tied:
+            self.lm_head.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        early = self.words(x)
+        late = self.norm(F.relu(self.body(early)))
+        return {"logits": self.lm_head(late), "hidden": late, "words": early}
+
+
+class Loop(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(x).mean((2, 3))
+        return self.again(self.again(self.again(x).relu()).relu())
+
+
+WORDS = torch.arange(12).view(3, 4) % 11
+
+
+def test_an_output_layer_that_shares_its_weight() -> None:
+    """Logits are not answered from other features; the remedy is what it takes."""
+    with pytest.raises(HeadError, match="shares its weight with 'words'") as caught:
+        autoeidetic.convert(Tied(), WORDS)
+    assert caught.value.module == "lm_head"
+    assert "test_heads.py" in caught.value.line
+    model = Tied()
+    statement = caught.value.remedy.partition(", ")[2].rpartition(", or")[0]
+    exec(statement, {"model": model, "nn": nn})
+    life = lives.live(model, WORDS)
+    assert lives.answer(life.net, WORDS, 0)["logits"].shape == (3, 4, 4)
+
+
+def test_an_output_layer_that_is_used_several_times() -> None:
+    with pytest.raises(HeadError, match="is used 3 times in one pass") as caught:
+        autoeidetic.convert(Loop(), X)
+    assert caught.value.module == "again"
+
+
+def test_t5() -> None:
+    config = transformers.T5Config(
+        vocab_size=50, d_model=16, d_kv=4, d_ff=32, num_layers=1, num_decoder_layers=1, num_heads=4
+    )
+    ids = torch.arange(14).view(2, 7)
+    inputs = {"input_ids": ids, "decoder_input_ids": ids, "use_cache": False}
+    with pytest.raises(HeadError, match=r"shares its weight with '\w+.embed_tokens'") as caught:
+        autoeidetic.convert(transformers.T5ForConditionalGeneration(config), inputs)
+    assert caught.value.module == "lm_head"
+    net = autoeidetic.convert(transformers.T5Model(config), inputs)
+    net.prepare_for_task(0, num_classes=3)
+    names = list(net.backbone(**inputs))
+    assert names[net.blueprint.heads[0].reads] == "last_hidden_state"
+    other = {**inputs, "decoder_input_ids": ids + 1}
+    with torch.no_grad():
+        assert not torch.equal(net.eval()(**inputs), net(**other)), "it reads the encoder only"
+
+
+def test_a_shared_weight_with_a_bias_of_its_own() -> None:
+    """A tied masked language model: the bias alone is no output layer."""
+    config = transformers.BertConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+    )
+    inputs = {"input_ids": torch.arange(14).view(2, 7)}
+    words = "shares its weight with 'bert.embeddings.word_embeddings'"
+    with pytest.raises(HeadError, match=words) as caught:
+        autoeidetic.convert(transformers.BertForMaskedLM(config), inputs)
+    assert caught.value.module == "cls.predictions.decoder"
+    assert "model.cls.predictions.decoder.weight = nn.Parameter(" in caught.value.remedy
+
+
+class Returned(Base):
+    """Features of several depths, each with a norm of its own or with none."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.second, self.side = trunk(), trunk()
+        self.second[0] = nn.Conv2d(8, 8, 3, padding=1)
+        self.names = names
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        early = self.body(x)
+        late = self.second(early)
+        made = {"early": early, "late": late, "side": self.side(x), "pooled": late.mean((2, 3))}
+        return [made[name] for name in self.names]
+
+
+@pytest.mark.parametrize(
+    ("names", "read"),
+    [
+        (("early", "late"), 1),
+        (("late", "early"), 0),
+        (("late", "late"), 0),
+        (("early", "late", "pooled"), 2),
+        (("pooled", "late", "early"), 0),
+    ],
+)
+def test_the_deepest_output_is_read(names: tuple[str, ...], read: int) -> None:
+    net = autoeidetic.convert(Returned(*names), X)
+    assert net.blueprint.heads[0].reads == read
+    lives.live(Returned(*names), X)
+
+
+@pytest.mark.parametrize("model", [Returned("late", "side"), nn.LSTM(6, 8, batch_first=True)])
+def test_no_deepest_output(model: nn.Module) -> None:
+    inputs = X[:, 0] if isinstance(model, nn.LSTM) else X
+    with pytest.raises(HeadError, match="which one should a head read") as caught:
+        autoeidetic.convert(model, inputs)
+    assert "returns this one alone" in caught.value.remedy
 
 
 KEPT = [Pooled, ConvThenPool, ConvThenFlatten, Tokens, RootParameter, Dict, Tuple, Different]
