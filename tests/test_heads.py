@@ -9,7 +9,6 @@ from typing import Any
 import lives
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
@@ -496,6 +495,7 @@ def test_an_output_layer_that_is_used_several_times() -> None:
 
 
 def test_t5() -> None:
+    transformers = pytest.importorskip("transformers")
     config = transformers.T5Config(
         vocab_size=50, d_model=16, d_kv=4, d_ff=32, num_layers=1, num_decoder_layers=1, num_heads=4
     )
@@ -515,6 +515,7 @@ def test_t5() -> None:
 
 def test_a_shared_weight_with_a_bias_of_its_own() -> None:
     """A tied masked language model: the bias alone is no output layer."""
+    transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         vocab_size=50,
         hidden_size=16,
