@@ -116,6 +116,18 @@ class Algebra(Ownership):
         moved = self.move(parameter, lambda t: t.reshape(view_shape))
         return self.pointwise(Value(value.shape, tags), moved, shape=value.shape)
 
+    def as_weight(self, value: Value) -> Value:
+        """What a layer takes as its weight, if need be as one computed from its own parameters.
+
+        Whatever mixes the elements of a weight on the way (a spectral norm) mixes no inputs of
+        the layer: these are still kept out with zeros, on the computed weight.
+        """
+        if value.parameter is not None or not value.source:
+            return value
+        shape = self.parameter_shapes[value.source]
+        view = ParameterView(value.source, shape, (None,) * len(shape), transformed=True)
+        return replace(value, parameter=view)
+
     def reduce(
         self, value: Value, dims: Sequence[int] | None, keepdim: bool = False, how: str = "auto"
     ) -> Value:

@@ -28,7 +28,7 @@ from .inputs import CallInputs
 from .integers import whole_number
 from .layers.guard import Guard, Runtime, guard
 from .owners import Owners
-from .parts import Part, check_shapes, exchanged, parts
+from .parts import Parts, exchanged, parts
 from .passes import PassLock, exclusive
 from .pins import Home, Pin, Pins, Where, state, watch
 from .seal import Seal
@@ -99,7 +99,7 @@ class Answering(nn.Module):
         self._number = compiled.numbered(self)
         self._guards: dict[str, Guard] = {}
         self._protections: dict[Call, _Protection] = {}
-        self._parts: list[Part] = []
+        self._parts: Parts | None = None
         self._visible: _Visible = {}
         self._settle(freeze=True)
         # what the analysis saw: a saved network is analysed in the same types again
@@ -414,7 +414,7 @@ class Answering(nn.Module):
         watch(self.pins)
         self._protections = {}
         self._install()
-        self._parts = parts(self.backbone, self._modules)
+        self._parts = parts(self)
         self._finite = None
         self.pins.impose()  # last, so that what fails before has changed no value
 
@@ -422,11 +422,10 @@ class Answering(nn.Module):
         """Go on with modules that were exchanged for others of their kind since the last look.
 
         Raises:
-            EnforcementError: one was exchanged for something that the analysis has not seen, or
-                has lost a parameter.
+            EnforcementError: a module, a head or a parameter was exchanged for something that the
+                analysis has not seen, was added or taken away.
         """
-        if exchanged(self._parts):
-            check_shapes(enforce.slots(self.backbone, "backbone"), self.blueprint)
+        if self._parts is not None and exchanged(self._parts):
             self._settle(freeze=False)
         check = Home.check_closely if transforming() else Home.check
         for home, name in self._slots.values():
@@ -610,6 +609,7 @@ class Answering(nn.Module):
     @exclusive
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """As ever, except that frozen values stay what they are; those of others are refused."""
+        self._follow()
         self.pins.check(args[0] if args else kwargs["state_dict"], "pins.")
         result = super().load_state_dict(*args, **kwargs)
         self.pins.impose()
@@ -617,6 +617,7 @@ class Answering(nn.Module):
 
     @exclusive
     def _apply(self: Self, fn: Any, recurse: bool = True) -> Self:
+        self._follow()
         self.pins.impose()
         before = self._types()
         super()._apply(fn, recurse)
@@ -640,8 +641,9 @@ class Answering(nn.Module):
         raise not_scriptable()
 
     def __getstate__(self) -> dict[str, Any]:
+        self._follow()  # a copy takes what it finds for what was converted
         # what is compiled is bound to this network; classes with guards have no name to be found by
-        return {**super().__getstate__(), "_parts": [], "_protections": {}}
+        return {**super().__getstate__(), "_parts": None, "_protections": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

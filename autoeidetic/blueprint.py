@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from .attach import check_whole, features
 from .dependencies import Dependencies
 from .errors import HeadError, Place
 from .graph import Capture, operator_name
@@ -93,7 +94,7 @@ def blueprints(model: nn.Module, deps: Dependencies) -> tuple[Blueprint, ...]:
     examples = range(len(deps.capture.roots))
     if heads:
         return tuple(_blueprint(deps, heads, example) for example in examples)
-    first = _attached(pytree.tree_leaves(deps.plan.outputs[0]))
+    first = _attached(deps)
     return tuple(_blueprint(deps, (_same_leaf(first, deps, e),), e) for e in examples)
 
 
@@ -148,6 +149,7 @@ def _constants(capture: Capture, plan: Plan) -> tuple[str, ...]:
 
 def _heads(model: nn.Module, deps: Dependencies) -> tuple[HeadPlan, ...]:
     result = []
+    check_whole(deps)
     for head in deps.heads:
         holder = head.layer if head.layer not in head.parameters else ""
         own = {name for name, _ in model.get_submodule(holder).named_parameters(holder)}
@@ -216,25 +218,18 @@ def _parameter_head(deps: Dependencies, name: str) -> HeadPlan:
     entry = deps.plan.parameters[name]
     dims = varies(entry.owner)
     size = entry.owner.shape[dims[0]] if dims else 1
+    if entry.owner.dim() == 1:  # also when the weight ties its elements together
+        (size,) = entry.owner.shape
     reads = [read for read in entry.reads if not read.transformed]
     columns = reads[0].columns if reads else torch.zeros((), dtype=torch.int64)
     dim = dims[0] if len(dims) == 1 else -1
     return HeadPlan(layer_of(name), holder, leaf, (name,), size, columns, dim)
 
 
-def _attached(leaves: list[Tensor | None]) -> HeadPlan:
+def _attached(deps: Dependencies) -> HeadPlan:
     """A linear layer on the model's features, for a model that has no output layer."""
-    for number, leaf in reversed(list(enumerate(leaves))):
-        if leaf is None or leaf.dim() < 2:
-            continue
-        dims = varies(leaf)
-        if len(dims) == 1 and dims[0] > 0:
-            return HeadPlan(ATTACHED, "", None, (), 0, leaf, dims[0], number)
-    raise HeadError(
-        "no layer makes the model's output, and no output has channels a head could read",
-        remedy="convert a model that ends in a linear layer or a convolution, or in features of "
-        "shape (batch, channels, ...)",
-    )
+    found = features(deps)
+    return HeadPlan(ATTACHED, "", None, (), 0, found.classes, found.dim, found.number)
 
 
 def _nodes(structure: Any) -> list[fx.Node]:

@@ -63,7 +63,8 @@ def couple(propagation: Propagation) -> Coupling:
     elements = _elements(owners, count)
     edges = _edges(propagation, labels, set(nested))
     read_classes = _read_classes(reads, count)
-    heads = _heads(propagation, owners, labels[outputs], edges, read_classes, unused)
+    alive = _alive(elements, labels[outputs], edges, read_classes)
+    heads = _heads(propagation, owners, labels[outputs], edges[alive], read_classes, unused)
     plan = Plan(
         classes=count,
         elements=elements,
@@ -357,6 +358,15 @@ def _elements(owners: dict[str, Tensor], count: int) -> Array:
         small = array(owner)
         np.add.at(elements, small, owner.numel() // max(len(small), 1))
     return elements
+
+
+def _alive(elements: Array, outputs: Array, edges: Array, read: Array) -> Array:
+    """Edges of classes that something depends on; a mixture that is not used requires in vain."""
+    of_use = read | (elements > 0)
+    of_use[outputs] = True
+    while not of_use[edges[of_use[edges[:, 0]], 1]].all():
+        of_use[edges[of_use[edges[:, 0]], 1]] = True
+    return of_use[edges[:, 0]]
 
 
 def _heads(

@@ -96,18 +96,57 @@ def sizes(heads: tuple[HeadPlan, ...], num_classes: Any) -> dict[str, int]:
 
 
 def templates(model: nn.Module, heads: tuple[HeadPlan, ...]) -> dict[str, nn.Module]:
-    """The model's own output layers without data, to make new ones from."""
+    """The model's own output layers, to make new ones from: parameters without data, and buffers.
+
+    Raises:
+        HeadError: one cannot be copied.
+    """
     return {
-        head.layer: copy.deepcopy(model.get_submodule(head.holder)).to("meta")
+        head.layer: _template(model.get_submodule(head.holder), head)
         for head in heads
         if head.leaf is None and head.layer != ATTACHED
     }
 
 
+def _template(module: nn.Module, head: HeadPlan) -> nn.Module:
+    try:
+        made = copy.deepcopy(module)
+    except Exception as error:  # whatever a module's own code may raise
+        raise HeadError(
+            f"the output layer cannot be copied, so there can be no other one of it: {error}",
+            place=Place(module=head.layer),
+            remedy="take torch.nn.utils.parametrizations.weight_norm instead of "
+            "torch.nn.utils.weight_norm, which makes layers that cannot be copied; or end the "
+            "model in a plain linear layer",
+        ) from error
+    for part in made.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                part._parameters[name] = nn.Parameter(parameter.detach().to("meta"))
+    return made
+
+
 def build(
     head: HeadPlan, template: nn.Module | None, size: int, like: Tensor, spread: float
 ) -> nn.Module:
-    """A fresh head with its own initialisation, on the device and of the type of ``like``."""
+    """A fresh head with its own initialisation, on the device and of the type of ``like``.
+
+    Raises:
+        HeadError: there is no such head, or no memory for it.
+    """
+    try:
+        return _build(head, template, size, like, spread)
+    except (RuntimeError, MemoryError, TypeError) as error:  # sizes beyond 64 bits are TypeErrors
+        raise HeadError(
+            f"num_classes={size}: no head of this size can be made: {str(error).splitlines()[0]}",
+            place=Place(module=head.layer),
+            remedy="pass a number of classes whose weights have room in memory",
+        ) from error
+
+
+def _build(
+    head: HeadPlan, template: nn.Module | None, size: int, like: Tensor, spread: float
+) -> nn.Module:
     if head.layer == ATTACHED:
         channels = head.inputs.shape[head.dim]
         return AttachedHead(channels, size, head.dim).to(like)
@@ -123,9 +162,22 @@ def build(
     module = copy.deepcopy(template)
     if size != head.size:
         _resize(module, head, size)
-    module = module.to_empty(device=like.device).to(like.dtype)
-    reset(module, spread)
-    return module.requires_grad_(True).train()
+    _on_device(module, like.device)
+    module = module.to(like.dtype).train()
+    try:
+        reset(module, spread)
+    except (RuntimeError, ValueError) as error:  # what computes the weight knows its old size
+        raise _not_resizable(head) from error
+    return module
+
+
+def _on_device(module: nn.Module, device: torch.device) -> None:
+    """Room for parameters, and the values of buffers."""
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                part._parameters[name] = nn.Parameter(torch.empty_like(parameter, device=device))
+    module.to(device)
 
 
 @torch.no_grad()
@@ -159,7 +211,7 @@ def take_over(
 
 
 def _resize(module: nn.Module, head: HeadPlan, size: int) -> None:
-    """Give every parameter that has one row per class another number of rows."""
+    """Give every parameter or buffer that has one row per class another number of rows."""
     for name in head.parameters:
         path, _, leaf = name.removeprefix(f"{head.holder}.").rpartition(".")
         holder = module.get_submodule(path)
@@ -167,6 +219,11 @@ def _resize(module: nn.Module, head: HeadPlan, size: int) -> None:
         if old is None or not old.dim() or old.shape[0] != head.size:
             raise _not_resizable(head)
         holder._parameters[leaf] = nn.Parameter(old.new_empty(size, *old.shape[1:]))
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None and buffer.dim() and buffer.shape[0] == head.size:
+                rows = torch.arange(size, device=buffer.device) % head.size
+                part._buffers[name] = buffer[rows]
     if getattr(module, "groups", 1) != 1:
         raise _not_resizable(head)
     for name in _SIZES:

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from .layers.guard import original_class
 
 _RESETS = ("reset_parameters", "_reset_parameters")
+#: As many as torch takes for a new spectral norm.
+_ITERATIONS = 15
 
 
 def spreads(model: nn.Module) -> dict[str, tuple[float, float]]:
@@ -32,17 +36,51 @@ def spreads(model: nn.Module) -> dict[str, tuple[float, float]]:
     return result
 
 
+@torch.no_grad()
 def reset(module: nn.Module, spread: float) -> None:
     """Initialise a whole module in place."""
     for part in module.modules():
-        method = _reset_method(part)
+        before = {p: p._version for p in part._parameters.values() if p is not None}
+        method = None if parametrize.is_parametrized(part) else _reset_method(part)
         if method is not None:
             method()
-            continue
-        with torch.no_grad():
-            for parameter in part._parameters.values():
-                if parameter is not None:
-                    parameter.normal_(std=spread or 0.02)
+        for parameter, version in before.items():
+            if parameter._version == version:  # not written to
+                parameter.normal_(std=spread or 0.02)
+    for part in module.modules():
+        if parametrize.is_parametrized(part):
+            _reset_parametrized(part)
+    _settle_computed_weights(module)
+
+
+def _reset_parametrized(module: nn.Module) -> None:
+    """Give parametrised tensors the values that the plain module would start with."""
+    plain: nn.Module = nn.Module.__new__(parametrize.type_before_parametrizations(module))
+    plain.__dict__ = dict(module.__dict__)
+    values = {
+        name: nn.Parameter(torch.empty_like(getattr(module, name)))
+        for name in module.parametrizations  # type: ignore[union-attr]
+    }
+    plain._modules, plain._parameters = {}, {**module._parameters, **values}
+    method = _reset_method(plain)
+    if method is None:
+        return
+    method()
+    for name, value in values.items():
+        with suppress(NotImplementedError):  # it cannot be assigned to: it stays random
+            setattr(module, name, value.detach())
+
+
+def _settle_computed_weights(module: nn.Module) -> None:
+    """Let what is iterated in each training pass, a spectral norm's vectors, fit the weights."""
+    for _ in range(_ITERATIONS):
+        for part in module.modules():
+            if parametrize.is_parametrized(part):
+                for name in part.parametrizations:  # type: ignore[union-attr]
+                    getattr(part, name)
+            for hook in part._forward_pre_hooks.values():
+                if type(hook).__module__.startswith("torch.nn.utils."):  # spectral and weight norm
+                    hook(part, ())
 
 
 @torch.no_grad()

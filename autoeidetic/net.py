@@ -24,6 +24,7 @@ from .passes import exclusive
 from .prune import choose
 from .score import Loss, ScoreData, class_scores, named
 from .snapshot import Snapshot
+from .values import varies
 from .verify import Verification, verify
 
 #: What is made under ``torch.inference_mode()`` could not be trained later.
@@ -252,6 +253,7 @@ class EideticNet(Drawable, Answering):
                 start can not be made again.
         """
         self._need_open("rollback()")
+        self._follow()
         if self._snapshot is None and (self.open_task == 0 or self.recycle == "keep"):
             raise TaskError(
                 "the values at the start of this task are not known any more",
@@ -321,10 +323,11 @@ class EideticNet(Drawable, Answering):
     def _level_computed_weights(self) -> None:
         """Where a weight is standardised, hidden elements get the mean of the visible ones.
 
-        So a row's mean is that of what it reads; the zeros are put on the computed weight.
+        So a row's mean is that of what it reads; the zeros are put on the computed weight. A
+        weight whose rows depend on each other (a spectral norm) has no such means.
         """
         for name, entry in self.blueprint.plan.parameters.items():
-            for read in entry.reads:
+            for read in entry.reads if varies(entry.owner) else ():
                 if not read.transformed or read.columns.shape != entry.owner.shape or entry.head:
                     continue
                 weight = self.backbone.get_parameter(name)
@@ -383,6 +386,7 @@ class EideticNet(Drawable, Answering):
             >>> net.prepare_for_task(0, num_classes=2); net.prune(0.5); net.finish_task()
             >>> net.double().seal()
         """
+        self._follow()
         self.pins.impose()
         self._tasks = [
             replace(task, seal=seal.take(self, task.index)) if task.finished else task

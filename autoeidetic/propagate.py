@@ -6,10 +6,11 @@ as the last resort, by mixing everything it reads; the last kind is listed.
 
 from __future__ import annotations
 
+import math
 import operator as python_operator
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from .algebra import Algebra
 from .capture import capture_function
 from .errors import AutoeideticError, Place, RuleError
 from .graph import Capture, operator_name, place
+from .plan import layer_of
 from .rules import find_rule
 from .trees import convert, leaves
 from .values import ParameterView, Value, array, constant
@@ -76,6 +78,7 @@ class _Interpreter:
     operators: Counter[str] = field(default_factory=Counter)
     unhandled: list[Unhandled] = field(default_factory=list)
     read_by_python: list[fx.Node] = field(default_factory=list)
+    sources: dict[fx.Node, frozenset[str] | None] = field(default_factory=dict)
 
     def run(self) -> None:
         for node in self.capture.graph.nodes:
@@ -84,6 +87,7 @@ class _Interpreter:
             if node.op == "output":
                 self._leave_model(node)
             else:
+                self._parameters_in(node)  # in this order, for none is then looked up deeply
                 self.values[node] = self._evaluate(node)
 
     def _evaluate(self, node: fx.Node) -> Any:
@@ -120,7 +124,30 @@ class _Interpreter:
             result = self._without_rule(node, args, kwargs)
         self._check(node, result)
         self._follow_mixtures(node, result)
+        return self._with_source(node, result)
+
+    def _with_source(self, node: fx.Node, result: Any) -> Any:
+        """Note the parameters that a value was computed from when they are of one layer."""
+        if isinstance(result, Value) and result.parameter is None:
+            names = self._parameters_in(node)
+            if names and len({layer_of(name) for name in names}) == 1:
+                shapes = self.algebra.parameter_shapes
+                return replace(result, source=max(names, key=lambda n: math.prod(shapes[n])))
         return result
+
+    def _parameters_in(self, node: fx.Node) -> frozenset[str] | None:
+        """The parameters that a value was computed from; None when an input was among them."""
+        if node not in self.sources:
+            found: frozenset[str] | None = frozenset()
+            if node.op == "placeholder":
+                found = None
+            elif node.op == "get_attr" and str(node.target) in self.capture.parameters:
+                found = frozenset([str(node.target)])
+            for arg in node.all_input_nodes:
+                other = self._parameters_in(arg)
+                found = None if found is None or other is None else found | other
+            self.sources[node] = found
+        return self.sources[node]
 
     def _constant_results(self, node: fx.Node) -> Any:
         if "shape" in node.meta:

@@ -45,7 +45,8 @@ class ParameterView:
 class Value:
     """A tensor of the graph: its shape, its tags, and the parameter it still is, if any.
 
-    ``tags`` is None only for a parameter that has not met anything yet.
+    ``tags`` is None only for a parameter that has not met anything yet. ``source`` is the largest
+    of the parameters that it was computed from, when they are of one layer and no input was.
     """
 
     shape: tuple[int, ...]
@@ -53,6 +54,7 @@ class Value:
     parameter: ParameterView | None = None
     const: Tensor | None = None
     buffer: str = ""
+    source: str = ""
 
     @property
     def is_constant(self) -> bool:

@@ -6,8 +6,6 @@ ever, or refused.
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable
 from typing import Any
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lives
@@ -9,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 from zoo import ZOO
 
 import autoeidetic
@@ -18,6 +21,7 @@ from autoeidetic.errors import (
     HeadError,
     InputError,
     TaskError,
+    UnhandledOperatorWarning,
 )
 
 X = torch.randn(3, 3, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -235,6 +239,19 @@ class WeightNormHead(Base):
         return self.head(self.body(x).mean((2, 3)))
 
 
+class ComputedHead(Base):
+    """An output layer whose weight is computed from its parameters, as a linear layer or a conv."""
+
+    def __init__(self, wrap: Callable[[nn.Module], nn.Module], conv: bool = False) -> None:
+        super().__init__()
+        self.head = wrap(nn.Conv2d(8, 3, 1) if conv else nn.Linear(8, 3))
+        self.conv = conv
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(x)
+        return self.head(x).mean((2, 3)) if self.conv else self.head(x.mean((2, 3)))
+
+
 #: Shapes of what a task with n classes says, as (leaf number, dimension of the classes).
 RESIZABLE: dict[type[nn.Module], list[tuple[int, int]]] = {
     Pooled: [(0, 1)],
@@ -305,6 +322,116 @@ def test_own_number_of_classes(model: type[nn.Module]) -> None:
     lives.live(model(), X, classes=(None, None, None))
 
 
+COMPUTED: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "spectral_norm": parametrizations.spectral_norm,
+    "spectral_norm of old": nn.utils.spectral_norm,
+    "weight_norm": parametrizations.weight_norm,
+    "orthogonal": parametrizations.orthogonal,
+}
+
+
+@pytest.mark.filterwarnings("ignore::autoeidetic.errors.UnhandledOperatorWarning")
+@pytest.mark.parametrize(
+    ("name", "conv"),
+    [(name, conv) for name in COMPUTED for conv in (False, True) if name != "orthogonal"]
+    + [("orthogonal", False)],
+)
+def test_computed_weights(name: str, conv: bool, tmp_path: Path) -> None:
+    """Each task has a normalised layer of its own; nothing before it is locked."""
+    orthogonal = name == "orthogonal"
+    model = ComputedHead(COMPUTED[name], conv)
+    deps = autoeidetic.analyze(model, X)
+    assert [head.layer for head in deps.heads] == ["head"]
+    assert not deps.locked.share
+    life = lives.live(model, X, classes=(3, 3, 3) if orthogonal else (4, 3, 5))
+    life.net.save(tmp_path / "net")
+    again = autoeidetic.load(tmp_path / "net", ComputedHead(COMPUTED[name], conv))
+    for task, said in life.said.items():
+        assert lives.same(lives.answers(again, X, task), said)
+
+
+@pytest.mark.parametrize("name", ["spectral_norm", "spectral_norm of old"])
+def test_new_spectral_norms_have_norm_one(name: str) -> None:
+    """The layer of a new task at once, and those of others while it is trained."""
+    life = lives.Life(ComputedHead(COMPUTED[name]), X)
+
+    def norms() -> list[float]:
+        lives.answer(life.net, X, "all")  # the old form computes its weight in a pass
+        weights = [life.net.heads[str(n)]["head"].weight for n in range(len(life.net.tasks))]
+        return [float(torch.linalg.matrix_norm(w.detach(), 2)) for w in weights]
+
+    life.prepare()
+    assert norms() == pytest.approx([1.0], abs=0.05)
+    life.prune()
+    life.finish()
+    buffers = lives.state(life.net.heads["0"])
+    life.prepare()
+    assert norms() == pytest.approx([1.0, 1.0], abs=0.05)
+    before = [head.detach().clone() for head in life.net.heads["1"].buffers()]
+    life.net.train()
+    for _ in range(3):
+        life.net(X, task=1)
+    life.check("passes of the other task in training")
+    assert not lives.changed(life.net.heads["0"], buffers)
+    life.net.train()(X, task=0)
+    life.check("a pass of the task itself in training")
+    assert not lives.changed(life.net.heads["0"], buffers)
+    life.train(lives.adamw(life.net))
+    assert not all(map(torch.equal, life.net.heads["1"].buffers(), before)), "it is not iterated"
+    life.net.train_router(by="entropy")
+    assert life.net.predict(X).label.shape == (len(X),)
+
+
+@pytest.mark.parametrize("name", ["spectral_norm", "spectral_norm of old", "weight_norm"])
+def test_kept_computed_weight(name: str) -> None:
+    life = lives.Life(ComputedHead(COMPUTED[name]), X, classes=(None, 3, 5), keep_head=True)
+    life.run()
+
+
+def test_orthogonal_head_of_another_size() -> None:
+    with pytest.warns(UnhandledOperatorWarning):
+        net = autoeidetic.convert(ComputedHead(parametrizations.orthogonal), X)
+    with lives.unchanged(net), pytest.raises(HeadError, match="another number of classes") as found:
+        net.prepare_for_task(0, num_classes=5)
+    assert "num_classes=3" in found.value.remedy
+    assert found.value.module == "head"
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_layer_that_cannot_be_copied() -> None:
+    model = ComputedHead(nn.utils.weight_norm)
+    with pytest.raises(HeadError, match="the output layer cannot be copied") as caught:
+        autoeidetic.convert(model, X, inplace=True)
+    assert "parametrizations.weight_norm" in caught.value.remedy
+    assert caught.value.module == "head"
+
+
+class Scaled(nn.Linear):
+    """A layer with a constant that is not a number of classes."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 3)
+        self.register_buffer("scale", torch.tensor([30.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
+
+
+def test_buffers_of_a_head_have_the_models_values() -> None:
+    life = lives.live(ComputedHead(lambda _: Scaled()), X)
+    for task in range(3):
+        assert life.net.heads[str(task)]["head"].scale.tolist() == [30.0]
+
+
+@pytest.mark.parametrize("number", [10**12, 10**17, 10**30])
+@pytest.mark.parametrize("model", [Pooled, Features, RootParameter])
+def test_more_classes_than_memory(model: type[nn.Module], number: int) -> None:
+    net = autoeidetic.convert(model(), X)
+    with lives.unchanged(net), pytest.raises(HeadError, match=f"num_classes={number}") as caught:
+        net.prepare_for_task(0, num_classes=number)
+    assert "memory" in caught.value.remedy
+
+
 def test_sizes_by_layer() -> None:
     net = autoeidetic.convert(Different(), X)
     net.prepare_for_task(0, num_classes={"box": 4, "label": 7})
@@ -313,6 +440,135 @@ def test_sizes_by_layer() -> None:
     net.prepare_for_task(1, num_classes={"label": 2})
     assert [tuple(t.shape) for t in net(X)] == [(3, 4), (3, 2)]
     assert [tuple(t.shape) for t in net(X, task=0)] == [(3, 4), (3, 7)]
+
+
+# -- models without an output layer of their own ---------------------------------------------------
+
+
+class Tied(nn.Module):
+    """A small language model: a vocabulary of 11 words, which the output layer shares."""
+
+    def __init__(self, *, tied: bool = True) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, 8)
+        self.body, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+        self.lm_head = nn.Linear(8, 11, bias=False)
+        if tied:
+            self.lm_head.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        early = self.words(x)
+        late = self.norm(F.relu(self.body(early)))
+        return {"logits": self.lm_head(late), "hidden": late, "words": early}
+
+
+class Loop(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(x).mean((2, 3))
+        return self.again(self.again(self.again(x).relu()).relu())
+
+
+WORDS = torch.arange(12).view(3, 4) % 11
+
+
+def test_an_output_layer_that_shares_its_weight() -> None:
+    """Logits are not answered from other features; the remedy is what it takes."""
+    with pytest.raises(HeadError, match="shares its weight with 'words'") as caught:
+        autoeidetic.convert(Tied(), WORDS)
+    assert caught.value.module == "lm_head"
+    assert "test_heads.py" in caught.value.line
+    model = Tied()
+    statement = caught.value.remedy.partition(", ")[2].rpartition(", or")[0]
+    exec(statement, {"model": model, "nn": nn})
+    life = lives.live(model, WORDS)
+    assert lives.answer(life.net, WORDS, 0)["logits"].shape == (3, 4, 4)
+
+
+def test_an_output_layer_that_is_used_several_times() -> None:
+    with pytest.raises(HeadError, match="is used 3 times in one pass") as caught:
+        autoeidetic.convert(Loop(), X)
+    assert caught.value.module == "again"
+
+
+def test_t5() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(
+        vocab_size=50, d_model=16, d_kv=4, d_ff=32, num_layers=1, num_decoder_layers=1, num_heads=4
+    )
+    ids = torch.arange(14).view(2, 7)
+    inputs = {"input_ids": ids, "decoder_input_ids": ids, "use_cache": False}
+    with pytest.raises(HeadError, match=r"shares its weight with '\w+.embed_tokens'") as caught:
+        autoeidetic.convert(transformers.T5ForConditionalGeneration(config), inputs)
+    assert caught.value.module == "lm_head"
+    net = autoeidetic.convert(transformers.T5Model(config), inputs)
+    net.prepare_for_task(0, num_classes=3)
+    names = list(net.backbone(**inputs))
+    assert names[net.blueprint.heads[0].reads] == "last_hidden_state"
+    other = {**inputs, "decoder_input_ids": ids + 1}
+    with torch.no_grad():
+        assert not torch.equal(net.eval()(**inputs), net(**other)), "it reads the encoder only"
+
+
+def test_a_shared_weight_with_a_bias_of_its_own() -> None:
+    """A tied masked language model: the bias alone is no output layer."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+    )
+    inputs = {"input_ids": torch.arange(14).view(2, 7)}
+    words = "shares its weight with 'bert.embeddings.word_embeddings'"
+    with pytest.raises(HeadError, match=words) as caught:
+        autoeidetic.convert(transformers.BertForMaskedLM(config), inputs)
+    assert caught.value.module == "cls.predictions.decoder"
+    assert "model.cls.predictions.decoder.weight = nn.Parameter(" in caught.value.remedy
+
+
+class Returned(Base):
+    """Features of several depths, each with a norm of its own or with none."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.second, self.side = trunk(), trunk()
+        self.second[0] = nn.Conv2d(8, 8, 3, padding=1)
+        self.names = names
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        early = self.body(x)
+        late = self.second(early)
+        made = {"early": early, "late": late, "side": self.side(x), "pooled": late.mean((2, 3))}
+        return [made[name] for name in self.names]
+
+
+@pytest.mark.parametrize(
+    ("names", "read"),
+    [
+        (("early", "late"), 1),
+        (("late", "early"), 0),
+        (("late", "late"), 0),
+        (("early", "late", "pooled"), 2),
+        (("pooled", "late", "early"), 0),
+    ],
+)
+def test_the_deepest_output_is_read(names: tuple[str, ...], read: int) -> None:
+    net = autoeidetic.convert(Returned(*names), X)
+    assert net.blueprint.heads[0].reads == read
+    lives.live(Returned(*names), X)
+
+
+@pytest.mark.parametrize("model", [Returned("late", "side"), nn.LSTM(6, 8, batch_first=True)])
+def test_no_deepest_output(model: nn.Module) -> None:
+    inputs = X[:, 0] if isinstance(model, nn.LSTM) else X
+    with pytest.raises(HeadError, match="which one should a head read") as caught:
+        autoeidetic.convert(model, inputs)
+    assert "returns this one alone" in caught.value.remedy
 
 
 KEPT = [Pooled, ConvThenPool, ConvThenFlatten, Tokens, RootParameter, Dict, Tuple, Different]

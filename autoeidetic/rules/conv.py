@@ -71,6 +71,7 @@ def _conv(
         return _depthwise(algebra, tags, weight, outputs)
     seen = algebra.columns(tags, [1]).reshape(groups, -1)
     inputs = seen.shape[1]
+    weight = algebra.as_weight(weight)
     if weight.parameter is None and weight.tags is not None:
         return _computed_weight(algebra, seen, weight, transposed)
     algebra.role(weight, "output")

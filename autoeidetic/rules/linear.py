@@ -25,6 +25,7 @@ def linear(algebra: Algebra, x: Value, weight: Value, bias: Value | None = None)
     if len(weight.shape) == 1:
         result = matmul(algebra, x, weight)
         return result if bias is None else algebra.pointwise(result, bias)
+    weight = algebra.as_weight(weight)
     if weight.parameter is None:
         result = matmul(algebra, x, algebra.move(weight, lambda t: t.transpose(-1, -2)))
     else:
