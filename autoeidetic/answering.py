@@ -34,7 +34,14 @@ from .pins import Home, Pin, Pins, Where, state, watch
 from .seal import Seal
 from .signature import UnknownArgumentError, kind, signature
 from .snapshot import Snapshot
-from .surroundings import not_scriptable, recording, same_trace, transforming, unrecorded
+from .surroundings import (
+    not_scriptable,
+    recording,
+    same_trace,
+    strangeness,
+    transforming,
+    unrecorded,
+)
 
 Self = TypeVar("Self", bound="Answering")
 #: For each output layer or number of an output, and each task, what the task may see of it.
@@ -357,6 +364,8 @@ class Answering(nn.Module):
 
     def _suspect(self, asked: tuple[int, ...], outputs: list[Any]) -> bool:
         """Is there something infinite or NaN in what a finished task answers?"""
+        if recording() or transforming():  # there are no values to look at
+            return False
         pairs = zip(asked, outputs, strict=True)
         return any(self._tasks[task].finished and not finite(output) for task, output in pairs)
 
@@ -510,7 +519,7 @@ class Answering(nn.Module):
             return
         call = self._calls.known.get(key)
         if call is None:
-            call = self._met_first(key, CallInputs(args, kwargs))
+            call = self._met_first(key, CallInputs(*_plain((args, kwargs))))
         if call is not self._call:
             self._protect(call)
 
@@ -649,6 +658,17 @@ class Answering(nn.Module):
         super().__setstate__(state)
         self._number = compiled.numbered(self)
         self._settle(freeze=False)
+
+
+def _plain(arguments: Any) -> Any:
+    """The same arguments with stand-ins for tensors that an analysis cannot be made with."""
+
+    def stand_in(tensor: Tensor) -> Tensor:
+        if strangeness(tensor) is None:
+            return tensor
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+    return pytree.tree_map_only(Tensor, stand_in, arguments)
 
 
 def device_of(model: nn.Module, path: str) -> torch.device:
