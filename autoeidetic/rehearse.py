@@ -44,10 +44,12 @@ def rehearse(net: EideticNet) -> None:
     with untouched_generators(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # those of the model were given by the analysis
         try:
-            with tqdm(total=_PASSES, desc="rehearsal", delay=5, leave=False, disable=None) as bar:
-                for seed in _SEEDS:
-                    if _rehearse(lambda: _copy(net, bar), seed):
-                        break
+            total = _PASSES * len(net.examples)
+            with tqdm(total=total, desc="rehearsal", delay=5, leave=False, disable=None) as bar:
+                for example in net.examples:
+                    for seed in _SEEDS:
+                        if _rehearse(lambda: _copy(net, bar), example, seed):
+                            break
             return
         except AutoeideticError as error:
             raise type(error)(
@@ -77,10 +79,10 @@ def _copy(net: EideticNet, bar: tqdm[NoReturn]) -> EideticNet:
     return made
 
 
-def _rehearse(copied: Callable[[], EideticNet], seed: int) -> bool:
+def _rehearse(copied: Callable[[], EideticNet], example: CallInputs, seed: int) -> bool:
     """Has it shown anything? Small networks may keep nothing but units that are always zero."""
     net = copied()
-    inputs = _begin(net, seed)
+    inputs = _begin(net, example, seed)
     reference = _answer(net, inputs)
     if seed != _SEEDS[-1] and _vary((inputs.args, inputs.kwargs)) and not _vary(reference):
         return False
@@ -92,7 +94,7 @@ def _rehearse(copied: Callable[[], EideticNet], seed: int) -> bool:
         if compare(answer, _answer(net, inputs))[1]:
             raise RuntimeError("the model answers the same inputs differently each time")
         where = _first_output(net, inputs, reference, answer)
-        path, what = _culprit(copied(), seed, step)
+        path, what = _culprit(copied(), example, seed, step)
         raise EnforcementError(
             f"{changed} of {elements} outputs of a task changed {step}, the first in {where}: "
             f"{what}",
@@ -104,10 +106,10 @@ def _rehearse(copied: Callable[[], EideticNet], seed: int) -> bool:
     return True
 
 
-def _begin(net: EideticNet, seed: int) -> CallInputs:
+def _begin(net: EideticNet, example: CallInputs, seed: int) -> CallInputs:
     """Up to the end of the first task's training; gives the inputs."""
     seed_generators(seed)
-    inputs = _copied(net.example, lambda example: _numbers(example, net))
+    inputs = _copied(example, lambda given: _numbers(given, net))
     net.eval()
     _shake(net)
     _open_task(net)
@@ -126,12 +128,12 @@ def _first_output(
     return f"output{pytree.keystr(paths[number])}" if paths[number] else "its only output"
 
 
-def _culprit(net: EideticNet, seed: int, until: str) -> tuple[str, str]:
+def _culprit(net: EideticNet, example: CallInputs, seed: int, until: str) -> tuple[str, str]:
     """The module that moved first, and what there is to say about it.
 
     Goes through the same life once more, and looks at every module and every frozen value.
     """
-    inputs = _begin(net, seed)
+    inputs = _begin(net, example, seed)
     outputs, values = _look(net, inputs)
     for step in _life(net, inputs):
         if step != until:

@@ -21,7 +21,7 @@ def analyzed(net: EideticNet) -> Dependencies:
     """
     with net.unguarded(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UnhandledOperatorWarning)  # said when it was converted
-        deps = analyze(net.backbone, net.example.kwargs or net.example.args)
+        deps = analyze(net.backbone, list(net.examples))
     before = [(group.name, group.size) for group in net.blueprint.groups]
     if before != [(group.name, group.size) for group in deps.groups]:
         raise EnforcementError(
