@@ -359,7 +359,7 @@ def test_a_digest_is_good_for_ever(tmp_path: Path) -> None:
     assert report.digest != before
     assert report.noted
     assert report.ok
-    assert str(report).endswith(", and the seals are those that were noted")
+    assert str(report).endswith("all that decides about an answer are those that were noted")
 
 
 @pytest.mark.parametrize("digest", ["", "12", "x" * 64, 5])
@@ -499,7 +499,7 @@ def test_what_no_network_has_written(saved: Path) -> None:
     edit(saved, lambda _, tensors: tensors["owners"].fill_(7))
     report = audit(saved)
     assert not report.ok
-    assert report.damage == "was edited: it has owners that are no tasks"
+    assert report.damage == "the file was edited; the file has owners that are no tasks"
     assert report.digest
 
 

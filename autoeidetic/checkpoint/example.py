@@ -27,7 +27,7 @@ def dtype_of(name: Any) -> torch.dtype:
         CheckpointError: there is none.
     """
     if name not in _DTYPES:
-        raise CheckpointError(f"has a tensor type {name!r}", remedy="upgrade torch")
+        raise CheckpointError(f"the file has a tensor type {name!r}", remedy="upgrade torch")
     return _DTYPES[name]
 
 
@@ -53,7 +53,7 @@ def encode(value: Any, tensors: dict[str, Tensor], prefix: str) -> Any:
         for key in value:
             if not isinstance(key, (str, int, float, type(None))):
                 raise CheckpointError(
-                    f"cannot hold an example input under the key {key!r}",
+                    f"the file cannot hold an example input under the key {key!r}",
                     remedy="convert the model with dictionaries whose keys are strings",
                 )
         return {"dict": [[key, encode(item, tensors, prefix)] for key, item in value.items()]}
@@ -71,7 +71,8 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> tuple[tuple[Any, ...], 
         return tuple(args), dict(kwargs)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(
-            f"has example inputs that cannot be made ({error!r})", remedy="save the network again"
+            f"the file has example inputs that cannot be made ({error!r})",
+            remedy="save the network again",
         ) from error
 
 
