@@ -35,6 +35,7 @@ except ImportError:  # everywhere else
 LOCK = ".autoeidetic.lock"
 _PREFIX = ".autoeidetic-"
 _DAY = 24 * 60 * 60
+_ATTEMPTS = 10
 #: Of a lock that somebody else has.
 _TAKEN = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 #: Some network file systems keep locks from other hosts: there only the age of a file tells.
@@ -96,14 +97,17 @@ class Temporary:
     def __init__(self, directory: str | Path, suffix: str) -> None:
         _sweep(directory, suffix)
         self._maker = os.getpid()
-        while True:
+        for attempt in range(1, _ATTEMPTS + 1):
             folder = Path(directory, f"{_PREFIX}{_HOST}-{secrets.token_hex(8)}{suffix}")
             os.mkdir(folder, 0o700)
             try:
                 self._descriptor = _locked(folder, os.O_CREAT | os.O_EXCL)
                 break
-            except (_TakenError, FileNotFoundError):
-                continue  # another process took it for a leftover before it was locked
+            except (_TakenError, FileNotFoundError) as error:
+                # another process took it for a leftover before it was locked
+                _remove(folder)
+                if attempt == _ATTEMPTS:
+                    raise OSError(errno.EAGAIN, "a new file cannot be locked", folder) from error
             except BaseException:
                 _remove(folder)
                 raise
@@ -223,7 +227,7 @@ def _taken(directory: Path) -> int:
     path = directory / LOCK
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        while True:
+        for _ in range(_ATTEMPTS):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o666)
             try:
                 locked = _lock(descriptor)
@@ -233,6 +237,8 @@ def _taken(directory: Path) -> int:
                 os.close(descriptor)
                 raise
             os.close(descriptor)  # the run before has just removed it
+        else:
+            raise _TakenError
     except _TakenError:
         raise CheckpointError(
             f"the directory '{directory}' is in use by another run{_who(path)}: two runs in one "
@@ -249,7 +255,7 @@ def _taken(directory: Path) -> int:
             f"the file system of '{directory}' has no locks: if another run uses the directory at "
             "the same time, they mix their states",
             StorageWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
     _held.add(descriptor)
     _sign(descriptor)
