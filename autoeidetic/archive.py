@@ -222,7 +222,7 @@ def _target(path: Path) -> Path:
     """
     _check_kind(path, "cannot be written: it ")
     target = Path(os.path.realpath(path))
-    if path.exists() and not target.exists():  # an open file behind /dev/fd that was removed
+    if os.path.exists(path) and not target.exists():  # an open file that was removed
         fact = "the file cannot be written: it is a link to a file without a name"
         raise CheckpointError(fact, remedy=_ELSEWHERE)
     return target

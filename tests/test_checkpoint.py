@@ -619,7 +619,7 @@ def test_a_full_disk_leaves_the_old_file(kept: Any) -> None:
     assert [each.read_bytes() for each in path.parent.iterdir()] == [before]
 
 
-@pytest.mark.parametrize("where", ["missing/net", "file/net", "folder"])
+@pytest.mark.parametrize("where", ["missing/net", "file/net", "folder", "long" * 99])
 def test_a_place_that_cannot_be_written_to(where: str, kept: Any) -> None:
     net, path, _ = kept
     (path.parent / "file").write_text("")
