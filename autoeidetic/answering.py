@@ -374,14 +374,14 @@ class Answering(nn.Module):
         alone = self._alone(task, args, kwargs)
         if not alike(output, alone):
             self._warn_diverged(task)
-        elif self.open_task is not None and not finite((args, kwargs)):
+        elif not finite((args, kwargs)):
             warnings.warn(
                 f"the inputs hold infinite values or NaN, and so does the answer of task {task}: "
                 "no task has diverged",
                 DivergenceWarning,
                 stacklevel=5,
             )
-        else:  # a task may well answer so: masks, logarithms, inputs that are not finite
+        else:  # a task may well answer so: masks, logarithms
             return output
         return alone
 

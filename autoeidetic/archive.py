@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -23,52 +23,102 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from .errors import CheckpointError
+from .errors import CheckpointError, InputError
+from .locks import Temporary
 
 #: Raised when files of the old format can no longer be read as they are.
 FORMAT = 1
 _KEY = "autoeidetic"
 _INTACT = "use an intact copy of the file, or save the network again"
+_ELSEWHERE = "choose a file in a directory that exists, may be written to and has room"
+#: What a path may lead to besides a file; to put a file in its place would destroy it.
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
 #: A file begins with the length of its header in eight bytes, and then the header so.
 _BEGINNING = f'{{"__metadata__":{{"{_KEY}":'.encode()
+#: The subject of what is said here and in loading; :func:`about` puts the path in its place.
+_SUBJECT = "the file "
 
 
 class DamageError(CheckpointError):
     """A file that was written here is no longer what it was."""
 
 
+@contextmanager
+def about(path: Any) -> Iterator[None]:
+    """Say which file it is: facts in here are about "the file"."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(
+            named(error.fact, path), place=error.place, remedy=error.remedy
+        ) from error
+
+
+def named(fact: str, path: Any) -> str:
+    """A fact about "the file", with its path.
+
+    >>> named("the file is damaged", "net.safetensors")
+    "'net.safetensors' is damaged"
+    """
+    if fact.startswith(_SUBJECT):
+        return f"'{path}' {fact.removeprefix(_SUBJECT)}"
+    return f"'{path}' cannot be used: {fact}"
+
+
+def as_path(path: Any, what: str = "path") -> Path:
+    """What a caller passed as a path.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        given = os.fspath(path)
+        if isinstance(given, str) and given:
+            os.fsencode(given)
+            if "\0" not in given:
+                return Path(given)
+    except (TypeError, UnicodeError):
+        pass
+    raise InputError(
+        f"{what} is {path!r:.80}, which is not the path of a file or directory",
+        remedy="pass a string that is not empty, or a pathlib.Path",
+    )
+
+
 def write(path: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Put tensors and a description (plain JSON values) into a file, replacing an older one.
+
+    What a killed process has left of other files in the directory is removed.
 
     Raises:
         CheckpointError: the file cannot be written; an older one is as it was.
     """
+    target = _target(path)
     stored = separate(tensors)
     content = {"network": description, "strides": _strides(tensors)}
     text = _canonical({"format": FORMAT, "digest": _digest(content, stored), **content})
-    target = Path(os.path.realpath(path))  # a link goes on pointing where it does
-    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
-        save_file(stored, temporary, {_KEY: text})
-        if target.exists():
-            shutil.copymode(target, temporary)
-        _to_disk(temporary)
-        os.replace(temporary, target)
-        if os.name == "posix":  # elsewhere a directory cannot be opened
-            _to_disk(target.parent)
+        with closing(Temporary(target.parent, ".tmp")) as temporary:
+            save_file(stored, temporary.path, {_KEY: text})
+            if target.exists():
+                shutil.copymode(target, temporary.path)
+            _to_disk(temporary.path)
+            os.replace(temporary.path, target)
+            if os.name == "posix":  # elsewhere a directory cannot be opened
+                _to_disk(target.parent)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"cannot be written: {error}",
-            remedy="choose a file in a directory that exists, may be written to and has room",
-        ) from error
+        raise CheckpointError(f"the file cannot be written: {error}", remedy=_ELSEWHERE) from error
     except (KeyError, ValueError) as error:
         raise CheckpointError(
-            f"a tensor cannot be stored: {error}",
+            f"the file cannot hold a tensor of the network: {error}",
             remedy="convert the network to a type that safetensors knows, such as float32",
         ) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -129,23 +179,53 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 def _stored(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The header and the tensors, as they are."""
-    if path.is_dir():
-        raise CheckpointError("is a directory", remedy="pass the file that net.save wrote")
+    _check_kind(path)
     try:
         with safe_open(path, framework="pt") as file:
             outer = _outer((file.metadata() or {}).get(_KEY))
             names = file.keys()
             return outer, {name: _copy(file.get_tensor(name)) for name in names}
     except FileNotFoundError as error:
-        raise CheckpointError("does not exist", remedy="check the path") from error
+        raise CheckpointError("the file does not exist", remedy="check the path") from error
     except OSError as error:
-        raise CheckpointError(f"cannot be read: {error}", remedy="check the file") from error
+        fact = f"the file cannot be read: {error}"
+        raise CheckpointError(fact, remedy="check the file") from error
     except SafetensorError as error:
         kind = DamageError if _begins_well(path) else CheckpointError
         raise kind(
-            f"is not a safetensors file, or is damaged ({error})",
+            f"the file is not a safetensors file, or is damaged ({error})",
             remedy=f"pass a file that net.save wrote; {_INTACT}",
         ) from error
+
+
+def _check_kind(path: Path, prefix: str = "") -> None:
+    """Is there a file, or nothing at all?
+
+    Raises:
+        CheckpointError: there is something else: a file in its place would destroy it, and reading
+            it may never end.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:  # nothing is there, or nothing that can be reached
+        return
+    if not stat.S_ISREG(mode):
+        kind = next((words for test, words in _KINDS if test(mode)), "something else")
+        raise CheckpointError(f"the file {prefix}is {kind}", remedy="pass the path of a file")
+
+
+def _target(path: Path) -> Path:
+    """The file that a link points to, which goes on pointing there.
+
+    Raises:
+        CheckpointError: it is something else than a file, or has no name any more.
+    """
+    _check_kind(path, "cannot be written: it ")
+    target = Path(os.path.realpath(path))
+    if os.path.exists(path) and not target.exists():  # an open file that was removed
+        fact = "the file cannot be written: it is a link to a file without a name"
+        raise CheckpointError(fact, remedy=_ELSEWHERE)
+    return target
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -166,7 +246,7 @@ def _begins_well(path: Path) -> bool:
 def _outer(text: str | None) -> dict[str, Any]:
     if text is None:
         raise CheckpointError(
-            "is a safetensors file that net.save has not written",
+            "the file is a safetensors file that net.save has not written",
             remedy="load it into your model (safetensors.torch.load_model), then convert the model",
         )
     try:
@@ -177,7 +257,7 @@ def _outer(text: str | None) -> dict[str, Any]:
     version = outer.get("format") if isinstance(outer, dict) else None
     if isinstance(version, int) and version > FORMAT:
         raise CheckpointError(
-            f"has format {version}, and this autoeidetic reads up to {FORMAT}",
+            f"the file has format {version}, and this autoeidetic reads up to {FORMAT}",
             remedy="upgrade autoeidetic",
         )
     if version != FORMAT or outer.keys() != {"format", "digest", "network", "strides"}:
@@ -187,7 +267,8 @@ def _outer(text: str | None) -> dict[str, Any]:
 
 
 def _damaged() -> DamageError:
-    return DamageError("is damaged or was edited: its digest is not right", remedy=_INTACT)
+    fact = "the file is damaged or was edited: its digest is not right"
+    return DamageError(fact, remedy=_INTACT)
 
 
 def _canonical(value: Any) -> str:

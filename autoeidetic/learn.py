@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from . import parallel
+from . import archive, locks, parallel
 from .checkpoint.earlier import earlier_tasks, keep_seal
 from .errors import InputError
 from .net import EideticNet
@@ -88,7 +87,8 @@ def learn(
 
     Raises:
         InputError: the network has tasks already, or there is no lesson.
-        CheckpointError: the directory holds a network that this run did not learn.
+        CheckpointError: the directory holds a network that this run did not learn, or another run
+            is in it.
     """
     if net.tasks or not lessons:
         raise InputError(
@@ -96,45 +96,48 @@ def learn(
             remedy="pass a network that has just been converted, and at least one lesson",
         )
     parallel.start()
-    directory = Path(directory)
+    directory = archive.as_path(directory, "directory")
     known = {name: options.pop(name) for name in list(options) if name in _SETTINGS}
     config = (config or TrainConfig()).with_(**known)
     optimizer = optimizer or default_optimizer
     run = Run(directory, config=config.to_dict())
-    saved = directory / "network.safetensors"
-    earlier = earlier_tasks(saved)
-    tests = [lesson.test for lesson in lessons]
-    for task, lesson in enumerate(lessons):
-        began = perf_counter()
-        net.prepare_for_task(task, lesson.classes, lesson.name, on_full=on_full)
-        made = optimizer(net.parameters())
-        prune = config.prune and (prune_last or task < len(lessons) - 1)
-        own = {"prune": prune, **(lesson.settings or {})}
-        net.train_task(
-            lesson.train,
-            optimizer=made,
-            scheduler=None if scheduler is None else scheduler(made),
-            metric=metric,
-            checkpoint=directory / "checkpoints",
-            progress=progress,
-            on_epoch=run.epoch,
-            config=config.with_(**own),
-            **options,
-        )
-        net.finish_task()
-        if task < len(earlier):
-            keep_seal(net, earlier[task], saved)
-        last = task == len(lessons) - 1
-        if task in run.tasks and not last:
-            continue
-        if router is not None and task:
-            net.train_router([each.train for each in lessons[: task + 1]], router, progress=False)
-        if parallel.rank() == 0:
-            net.save(saved)
-        if task in run.tasks:
-            continue
-        evaluation = evaluate(net, tests, metric=metric)
-        run.after_task(task, evaluation, net.capacity(), seconds=perf_counter() - began)
+    with locks.alone(directory):
+        saved = directory / "network.safetensors"
+        earlier = earlier_tasks(saved)
+        tests = [lesson.test for lesson in lessons]
+        for task, lesson in enumerate(lessons):
+            began = perf_counter()
+            net.prepare_for_task(task, lesson.classes, lesson.name, on_full=on_full)
+            made = optimizer(net.parameters())
+            prune = config.prune and (prune_last or task < len(lessons) - 1)
+            own = {"prune": prune, **(lesson.settings or {})}
+            net.train_task(
+                lesson.train,
+                optimizer=made,
+                scheduler=None if scheduler is None else scheduler(made),
+                metric=metric,
+                checkpoint=directory / "checkpoints",
+                progress=progress,
+                on_epoch=run.epoch,
+                config=config.with_(**own),
+                **options,
+            )
+            net.finish_task()
+            if task < len(earlier):
+                keep_seal(net, earlier[task], saved)
+            last = task == len(lessons) - 1
+            if task in run.tasks and not last:
+                continue
+            if router is not None and task:
+                net.train_router(
+                    [each.train for each in lessons[: task + 1]], router, progress=False
+                )
+            if parallel.rank() == 0:
+                net.save(saved)
+            if task in run.tasks:
+                continue
+            evaluation = evaluate(net, tests, metric=metric)
+            run.after_task(task, evaluation, net.capacity(), seconds=perf_counter() - began)
     return run
 
 

@@ -119,12 +119,12 @@ def _factory(module: str, function: str) -> Callable[[], Any]:
         found: Any = importlib.import_module(module)
     except ImportError as error:
         raise InputError(
-            f"cannot import {module!r}: {error}",
+            f"the module {module!r} cannot be imported: {error}",
             remedy="name a module that python can import from here",
         ) from error
     except Exception as error:  # the user's own code, or no name of a module at all
         raise InputError(
-            f"cannot import {module!r}: {type(error).__name__}: {error}",
+            f"the module {module!r} cannot be imported: {type(error).__name__}: {error}",
             remedy="import it in Python to see where it fails",
         ) from error
     names = [name for name, value in vars(found).items() if callable(value)]

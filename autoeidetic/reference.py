@@ -8,13 +8,14 @@ file holds them.
 from __future__ import annotations
 
 import base64
+import json
 import platform
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from hashlib import shake_256
+from hashlib import blake2b, shake_256
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -179,6 +180,25 @@ def inputs(net: Answering, batch: int | None) -> tuple[tuple[Any, ...], dict[str
     ]
     args, kwargs = pytree.tree_unflatten(made, structure)
     return args, kwargs
+
+
+def of_example(net: Answering) -> str:
+    """A digest of the example inputs, as far as a file holds them."""
+    calls = [[each.args, each.kwargs] for each in net.examples]
+    content = _plain_values(calls[0] if len(calls) == 1 else calls)
+    return blake2b(json.dumps(content, default=str).encode(), digest_size=32).hexdigest()
+
+
+def _plain_values(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        known = digest(value) if by_value(value) else None
+        return {"shape": list(value.shape), "type": str(value.dtype), "values": known}
+    if isinstance(value, Mapping):
+        return {"dict": [[key, _plain_values(item)] for key, item in value.items()]}
+    if isinstance(value, (tuple, list)):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [_plain_values(item) for item in value]}
+    return value
 
 
 def few_rows(net: Answering) -> int | None:

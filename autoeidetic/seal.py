@@ -6,14 +6,15 @@ another device or type touches it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .pins import Where
-from .reference import Reference, digest, refer
+from .reference import Reference, digest, of_example, refer
 from .values import core
 
 if TYPE_CHECKING:
@@ -47,20 +48,47 @@ class Seal:
 
     ``reference`` is what it answered then; without one ``why_not`` tells why. ``converted``: the
     type that the network was brought to afterwards, which may have rounded what is sealed.
+    ``terms``: what it was besides values, in words; None in a seal of an earlier version.
     """
 
     frozen: Frozen
     reference: Reference | None
     why_not: str = ""
     converted: str = ""
+    terms: dict[str, str] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; a seal of an earlier version has the same ones as then."""
+        values = asdict(self)
+        if self.terms is None:
+            del values["terms"]
+        return values
 
 
 def take(net: Answering, task: int) -> Seal:
     """The seal of a finished task."""
-    answer = refer(net, task)
+    answer, what = refer(net, task), terms(net, task)
     if isinstance(answer, str):
-        return Seal(frozen(net, task), None, answer)
-    return Seal(frozen(net, task), answer)
+        return Seal(frozen(net, task), None, answer, terms=what)
+    return Seal(frozen(net, task), answer, terms=what)
+
+
+def terms(net: Answering, task: int) -> dict[str, str]:
+    """What decides about the answers of a finished task besides values and owners.
+
+    None of it changes in the life of a network. The keys follow "its" in a sentence.
+    """
+    own = net.tasks[task]
+    again = "none" if own.revisits is None else str(own.revisits)
+    return {
+        "number": str(own.index),
+        "name": own.name,
+        "numbers of classes": json.dumps(own.classes, sort_keys=True),
+        "earlier task that it is a second go at": again,
+        "network's forward_transfer": str(net.owners.forward_transfer),
+        "network's keep_head": str(net.keep_head),
+        "network's example inputs (their digest)": of_example(net),
+    }
 
 
 def frozen(net: Answering, task: int) -> Frozen:

@@ -1,14 +1,13 @@
 """Snapshot: values put aside in a temporary file, so that they take no memory.
 
-The file is gone when nothing refers to the snapshot any more.
+The file is gone when nothing refers to the snapshot any more. That of a process that was killed is
+removed when the same user takes the next snapshot.
 """
 
 from __future__ import annotations
 
-import os
 import tempfile
 import weakref
-from contextlib import suppress
 from typing import Any
 
 from safetensors import SafetensorError
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from .archive import separate
 from .errors import CheckpointError, TaskError
+from .locks import Temporary
 
 
 class Snapshot:
@@ -28,9 +28,9 @@ class Snapshot:
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         try:
-            descriptor, self._path = tempfile.mkstemp(prefix="autoeidetic-", suffix=".safetensors")
-            os.close(descriptor)
-            self._finalizer = weakref.finalize(self, _remove, self._path, os.getpid())
+            file = Temporary(tempfile.gettempdir(), ".snapshot")
+            self._path = str(file.path)
+            self._finalizer = weakref.finalize(self, file.close)
             save_file(separate(tensors), self._path)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
@@ -59,10 +59,3 @@ class Snapshot:
 
     def __reduce__(self) -> Any:
         return Snapshot, (self.load(),)
-
-
-def _remove(path: str, maker: int) -> None:
-    """By the process that made it alone: those forked from it have this finalizer as well."""
-    if os.getpid() == maker:
-        with suppress(FileNotFoundError):
-            os.remove(path)

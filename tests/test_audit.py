@@ -7,6 +7,7 @@ import json
 import pickle
 import random
 from collections.abc import Callable, Iterator
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -359,7 +360,7 @@ def test_a_digest_is_good_for_ever(tmp_path: Path) -> None:
     assert report.digest != before
     assert report.noted
     assert report.ok
-    assert str(report).endswith(", and the seals are those that were noted")
+    assert str(report).endswith("all that decides about an answer are those that were noted")
 
 
 @pytest.mark.parametrize("digest", ["", "12", "x" * 64, 5])
@@ -503,7 +504,7 @@ def test_what_no_network_has_written(saved: Path) -> None:
     edit(saved, lambda _, tensors: tensors["owners"].fill_(7))
     report = audit(saved)
     assert not report.ok
-    assert report.damage == "was edited: it has owners that are no tasks"
+    assert report.damage == "the file was edited; the file has owners that are no tasks"
     assert report.digest
 
 
@@ -864,3 +865,180 @@ def test_a_long_list_is_cut(saved: Path) -> None:
     assert len(report.tasks[0].changed) > 5
     assert f"and {len(report.tasks[0].changed) - 5} more" in str(report)
     assert "TAMPERED WITH: task 0, task 1" in str(report)
+
+
+# -- what decides about an answer besides values --------------------------------------------------
+
+
+def build_router(net: EideticNet) -> None:
+    data = [[torch.randn(8, 3) + 5 * number] for number in range(2)]
+    net.train_router(data, by="learned", epochs=2, progress=False)
+
+
+@pytest.fixture
+def replaced(tmp_path: Path) -> Path:
+    """Task 1 is a second go at task 0, and may answer in its place; there is a router."""
+    net, x = learned(1), torch.randn(4, 3)
+    net.prepare_for_task(1, revisit=0, name="again")
+    lives.train(net, x, [lives.adamw(net)])
+    net.finish_task()
+    task(net, x, 2)
+    build_router(net)
+    net.save(tmp_path / "net")
+    return tmp_path / "net"
+
+
+def _router_tensor(description: Any, tensors: dict[str, Tensor]) -> None:
+    name = next(n for n, t in tensors.items() if n.startswith("router.") and t.numel() > 1)
+    tensors[name].add_(1)
+
+
+#: Edits after which a file can be loaded.
+DECIDES: dict[str, Callable[[Any, dict[str, Tensor]], Any]] = {
+    "answered_by": lambda d, _: d["tasks"][0].update(answered_by=1),
+    "name": lambda d, _: d["tasks"][0].update(name="task 2"),
+    "router tensor": _router_tensor,
+    "router gone": lambda d, t: (d.update(router=None), _without_router(t)),
+    "forward_transfer": lambda d, _: d["options"].update(forward_transfer=False),
+    "recycle": lambda d, _: d["options"].update(recycle="keep"),
+    "example": lambda d, _: d["example"][0]["tuple"][0].update(shape=[3, 3]),
+    "recipe": lambda d, _: d.update(recipe={"library": "timm", "name": "x", "arguments": {}}),
+}
+
+
+def _without_router(tensors: dict[str, Tensor]) -> None:
+    for name in [name for name in tensors if name.startswith("router.")]:
+        del tensors[name]
+
+
+@pytest.mark.parametrize("name", DECIDES)
+def test_a_digest_covers_what_decides_about_an_answer(name: str, replaced: Path) -> None:
+    digest = audit(replaced).digest
+    assert audit(replaced, digest=digest).ok
+    edit(replaced, DECIDES[name])
+    report = audit(replaced, digest=digest)
+    assert not report.ok, str(report)
+    assert report.digest != digest
+    assert report.answers is False
+    assert report.noted  # the seals are those of then
+
+
+def test_other_edits_of_the_record_do_no_harm(replaced: Path) -> None:
+    """The mode, versions, and what is trained are not sealed."""
+    digest = audit(replaced).digest
+    net = autoeidetic.load(replaced, normed())
+    net.train()
+    task(net, torch.randn(4, 3), 3)
+    net.save(replaced)
+    report = audit(replaced, digest=digest)
+    assert report.ok, str(report)
+    assert (report.noted, report.answers) == (True, True)
+
+
+def test_another_task_that_answers_is_told(replaced: Path) -> None:
+    digest = audit(replaced).digest
+    edit(replaced, DECIDES["answered_by"])
+    report = audit(replaced)
+    assert report.tasks[0].answered_by == "again"
+    assert "task 0: again answers in its place (net.replace_task)" in str(report)
+    assert "router: 'learned', for 2 tasks" in str(report)
+    text = str(audit(replaced, digest=digest))
+    assert "ANOTHER ANSWER IS GIVEN: the seals are those that were noted, but which task" in text
+
+
+def test_a_router_that_was_trained_anew(replaced: Path) -> None:
+    """It may be right or wrong: whoever kept the digest is told, and notes the new one."""
+    digest = audit(replaced).digest
+    net = autoeidetic.load(replaced, normed())
+    net.train_router(by="entropy", progress=False)
+    net.save(replaced)
+    report = audit(replaced, digest=digest)
+    assert (report.ok, report.noted, report.answers) == (False, True, False)
+    assert "note the new digest" in str(report)
+    assert audit(replaced, digest=report.digest).ok
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("name", "task 2: its name is 'task 2', and was 'task 0' when it was sealed"),
+        ("example", "its network's example inputs (their digest) is '"),
+    ],
+)
+def test_terms_are_sealed(name: str, sentence: str, replaced: Path) -> None:
+    """Without any digest from elsewhere."""
+    edit(replaced, DECIDES[name])
+    report = audit(replaced)
+    assert report.tasks[0].verdict == "changed"
+    assert sentence in str(report)
+    assert "TAMPERED WITH" in str(report)
+    assert strict(to_json(report.to_dict()))["tasks"][0]["terms"]
+
+
+def test_options_are_sealed(saved: Path) -> None:
+    edit(saved, DECIDES["forward_transfer"])
+    report = audit(saved)
+    assert verdicts(report) == ["changed", "changed"]
+    sentence = "its network's forward_transfer is 'False', and was 'True' when it was sealed"
+    assert f"task 1: {sentence}" in str(report)
+
+
+def _earlier(description: Any, _: Any = None) -> None:
+    for each in description["tasks"]:
+        if each["seal"] is not None:
+            del each["seal"]["terms"]
+
+
+def test_seals_of_an_earlier_version(replaced: Path) -> None:
+    """They hold, the report says what they lack, and a digest of that time is good."""
+    edit(replaced, _earlier)
+    description, _ = archive.read(replaced)
+    seals = json.dumps([each["seal"] for each in description["tasks"]], sort_keys=True)
+    then = blake2b(seals.encode(), digest_size=32).hexdigest()
+    report = audit(replaced, digest=then)
+    assert report.ok
+    assert (report.noted, report.answers) == (True, None)
+    assert report.digest.startswith(then)
+    assert "its seal is that of an earlier version, which did not cover its name" in str(report)
+    assert "the digest is that of an earlier version, which does not tell" in str(report)
+    net = autoeidetic.load(replaced, normed())
+    net.save(replaced)
+    assert audit(replaced, digest=then).ok  # saving again adds nothing to them
+    digest = audit(replaced).digest
+    edit(replaced, DECIDES["name"])
+    assert audit(replaced, digest=digest).answers is False
+    net.seal()
+    net.save(replaced)
+    assert "earlier version" not in str(audit(replaced))
+
+
+class Flagged(nn.Module):
+    """What it computes depends on plain values and integers of the call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, rows: Tensor, scale: float = 1.0) -> Tensor:
+        return self.two(self.one(x[rows]).relu() * scale)
+
+
+@pytest.mark.parametrize("what", ["flag", "integers"])
+def test_examples_are_sealed_by_value(what: str, tmp_path: Path) -> None:
+    example = {"x": torch.randn(3, 4), "rows": torch.tensor([0, 2]), "scale": 2.0}
+    net = autoeidetic.convert(Flagged(), example)
+    net.prepare_for_task(0)
+    net.finish_task()
+    net.save(tmp_path / "net")
+    assert autoeidetic.audit(tmp_path / "net", Flagged()).ok
+
+    def change(description: Any, tensors: dict[str, Tensor]) -> None:
+        if what == "flag":
+            description["example"][1]["dict"][2][1] = 3.0
+        else:
+            tensors["example.0"][0] = 1
+
+    edit(tmp_path / "net", change)
+    report = autoeidetic.audit(tmp_path / "net", Flagged())
+    assert list(report.tasks[0].terms) == ["network's example inputs (their digest)"]
+    assert not report.ok

@@ -6,7 +6,10 @@ ever, or refused.
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lives
@@ -16,6 +19,7 @@ from lives import answers, call, same
 from torch import Tensor, nn
 
 import autoeidetic
+from autoeidetic import calls
 from autoeidetic.errors import EnforcementError
 from autoeidetic.net import EideticNet
 
@@ -273,3 +277,169 @@ def test_other_calls_are_answered_with_their_bits(name: str) -> None:
 def test_other_calls_are_trained_on(name: str) -> None:
     make, example, others = ANSWERED[name]
     keeps(shown(make(), example), others[0], example, *others)
+
+
+# -- lives of networks with several calls ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["branch", "experts", "long_inputs", "mask_token"])
+def test_saved_and_loaded_with_all_examples(name: str, tmp_path: Path) -> None:
+    make, example, other, _ = REFUSED[name]
+    net = shown(make(), [example, other]).eval()
+    net.save(tmp_path / "net")
+    again = autoeidetic.load(tmp_path / "net", make())
+    assert len(again.examples) == 2
+    assert same(answers(net, example, 0), answers(again, example, 0))
+    assert same(answers(net, other, 0), answers(again, other, 0))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_copies_know_the_same_calls(
+    copied: Callable[[Any], EideticNet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, example, others = ANSWERED["two_streams"]
+    net = shown(make(), example).eval()
+    said = [answers(net, inputs, 0) for inputs in others]
+    again = copied(net)
+    monkeypatch.setattr(calls, "analyze", None)  # nothing is analysed any more
+    assert all(same(s, answers(again, i, 0)) for s, i in zip(said, others, strict=True))
+
+
+def test_switched_off() -> None:
+    make, example, other, _ = REFUSED["long_inputs"]
+    net = shown(make(), example).eval()
+    net.check_calls = False
+    assert call(net, other, task=0).shape == (2, 4)
+
+
+def test_an_unknown_kind_of_argument_is_refused() -> None:
+    net = shown(HiddenStates(), r(2, 6)).eval()
+    with pytest.raises(EnforcementError, match="called with a builtins.object"):
+        net(r(2, 6), hidden=object(), task=0)
+    net.train()
+    assert net(r(2, 6), hidden=object())["logits"].shape == (2, 4)
+
+
+class Opaque:
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+
+class Cached(nn.Module):
+    """Returns an object that no one can look into, if asked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = body(), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, cache: bool = False) -> Any:
+        y = self.a(x)
+        return (self.head(y), Opaque(y)) if cache else (self.head(y),)
+
+
+def test_an_output_that_nobody_can_look_into_is_refused() -> None:
+    net = shown(Cached(), r(2, 6)).eval()
+    with pytest.raises(EnforcementError, match="returned a test_calls.Opaque"):
+        net(r(2, 6), cache=True, task=0)
+
+
+def test_dtypes_and_autocast() -> None:
+    make, example, others = ANSWERED["two_streams"]
+    net = shown(make(), example).eval()
+    said = answers(net, others[0], 0)
+    net.double()
+    assert call(net, tuple(x.double() for x in others[0]), task=0).dtype == torch.float64
+    net.float()
+    assert same(said, answers(net, others[0], 0))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert call(net, others[1], task=0).dtype == torch.bfloat16
+
+
+# -- sizes ------------------------------------------------------------------------------------------
+
+
+class Counted:
+    """How many analyses there were."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, analyze = 0, calls.analyze
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.count += 1
+            return analyze(*args, **kwargs)
+
+        monkeypatch.setattr(calls, "analyze", counted)
+
+
+def test_many_lengths_are_few_analyses(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = shown(PositionTable(), r(2, 5, 6)).eval()
+    seen = Counted(monkeypatch)
+    for length in range(2, 21):
+        for batch in (2, 3, 4):
+            call(net, r(batch, length, 6), task=0)
+    assert seen.count <= 5
+    keeps(net, r(2, 5, 6), r(2, 17, 6), r(4, 2, 6))
+
+
+class Periodic(nn.Module):
+    """Channels move by as much as there are tokens: alike for lengths that differ by eight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = body(), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x).roll(x.shape[1], -1)
+        return self.head(self.b(y).relu().mean(1))
+
+
+@pytest.mark.parametrize(
+    ("make", "good", "bad"),
+    [(LongInputs, [2, 3, 4, 5, 6], [7, 8, 9]), (Periodic, [8, 16, 24, 32, 40], [9, 17, 30, 41])],
+)
+def test_a_rule_for_sizes_ends_where_the_path_does(
+    make: Callable[[], nn.Module], good: list[int], bad: list[int]
+) -> None:
+    net = shown(make(), r(2, good[0], 6)).eval()
+    for length in good:
+        for batch in (2, 3, 4):
+            call(net, r(batch, length, 6), task=0)
+    for length in bad:
+        with pytest.raises(EnforcementError):
+            call(net, r(3, length, 6), task=0)
+
+
+# -- compiled ---------------------------------------------------------------------------------------
+
+
+def test_compiled() -> None:
+    torch.compiler.reset()
+    make, example, others = ANSWERED["two_streams"]
+    net = shown(make(), example).eval()
+    compiled = torch.compile(net, backend="eager")
+    for inputs in (example, *others):
+        assert same(lives.tensors(call(compiled, inputs, task=0)), answers(net, inputs, 0))
+
+
+@pytest.mark.parametrize("name", ["branch", "long_inputs"])
+def test_compiled_networks_refuse_as_well(name: str) -> None:
+    torch.compiler.reset()
+    make, example, other, text = REFUSED[name]
+    net = shown(make(), example).eval()
+    compiled = torch.compile(net, backend="eager")
+    call(compiled, example, task=0)
+    for _ in range(2):
+        with pytest.raises(EnforcementError, match=text):
+            call(compiled, other, task=0)
+
+
+# -- cost -------------------------------------------------------------------------------------------
+
+
+def test_a_known_call_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but a dictionary is asked; benchmarks/speed.py eval has the time."""
+    net = shown(PositionTable(), r(2, 5, 6)).eval()
+    call(net, r(3, 7, 6), task=0)
+    for name in ("_met_first", "_protection"):
+        monkeypatch.setattr(net, name, None)
+    call(net, r(3, 7, 6), task=0)

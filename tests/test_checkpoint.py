@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 import os
 import pickle
 import random
 import resource
+import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -616,7 +619,7 @@ def test_a_full_disk_leaves_the_old_file(kept: Any) -> None:
     assert [each.read_bytes() for each in path.parent.iterdir()] == [before]
 
 
-@pytest.mark.parametrize("where", ["missing/net", "file/net", "folder"])
+@pytest.mark.parametrize("where", ["missing/net", "file/net", "folder", "long" * 99])
 def test_a_place_that_cannot_be_written_to(where: str, kept: Any) -> None:
     net, path, _ = kept
     (path.parent / "file").write_text("")
@@ -625,6 +628,92 @@ def test_a_place_that_cannot_be_written_to(where: str, kept: Any) -> None:
     with pytest.raises(CheckpointError, match="cannot be written"):
         net.save(path.parent / where)
     assert sorted(path.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize("reader", [False, True])
+def test_a_fifo_is_not_replaced(reader: bool, tmp_path: Path) -> None:
+    net, fifo = autoeidetic.convert(small(), torch.randn(2, 4)), tmp_path / "fifo"
+    os.mkfifo(fifo)
+    (tmp_path / "link").symlink_to(fifo)
+    descriptor = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK) if reader else None
+    for path in (fifo, tmp_path / "link"):
+        for call in (net.save, lambda path: autoeidetic.load(path, small()), autoeidetic.audit):
+            with pytest.raises(CheckpointError, match=f"^'{path}' .*is a FIFO") as caught:
+                call(path)
+            assert "the path of a file" in caught.value.remedy
+    assert fifo.is_fifo()
+    assert len(list(tmp_path.iterdir())) == 2
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def test_a_socket_and_a_device_are_not_replaced(tmp_path: Path) -> None:
+    net = autoeidetic.convert(small(), torch.randn(2, 4))
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(os.path.relpath(tmp_path / "s"))
+        with pytest.raises(CheckpointError, match="is a socket"):
+            net.save(tmp_path / "s")
+    device = Path("/dev/null")
+    if os.geteuid() == 0:  # who could replace the one of the system
+        device = tmp_path / "null"
+        try:
+            os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+        except OSError:
+            pytest.skip("no device can be made here")
+    with pytest.raises(CheckpointError, match="cannot be written: it is a device"):
+        net.save(device)
+    assert device.is_char_device()
+
+
+def test_an_open_file_without_a_name(tmp_path: Path) -> None:
+    if not os.path.isdir("/proc/self/fd"):
+        pytest.skip("open files have no paths here")
+    net = autoeidetic.convert(small(), torch.randn(2, 4))
+    with open(tmp_path / "file", "wb") as file:
+        (tmp_path / "file").unlink()
+        with pytest.raises(CheckpointError, match="a link to a file without a name"):
+            net.save(f"/proc/self/fd/{file.fileno()}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", [None, 3, "", b"net", "a\0b", "\ud800", ["net"], 1.5])
+def test_what_is_no_path(path: Any) -> None:
+    net = autoeidetic.convert(small(), torch.randn(2, 4))
+    net.prepare_for_task(0)
+    data = [(torch.randn(2, 4), torch.zeros(2, dtype=torch.int64))]
+    calls: dict[str, Callable[[], Any]] = {
+        "path": lambda: net.save(path),
+        "path ": lambda: autoeidetic.load(path, small()),
+        "path  ": lambda: autoeidetic.audit(path, small()),
+    }
+    if path is not None:  # which keeps states in memory
+        calls["checkpoint"] = lambda: net.train_task(data, checkpoint=path, progress=False)
+    for what, call in calls.items():
+        with pytest.raises(InputError) as caught:
+            call()
+        assert caught.value.fact.startswith(f"{what.strip()} is {path!r}, which is not the path")
+        assert "pathlib.Path" in caught.value.remedy
+
+
+#: What a fact without a subject begins with.
+VERBS = "is has was cannot does did needs holds are had gives takes makes will must".split()
+
+
+def test_every_fact_has_a_subject() -> None:
+    """Errors are sentences: no text of one in the package begins with a verb."""
+    wrong = []
+    for file in sorted(Path(autoeidetic.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            if not node.func.id.endswith(("Error", "kind")) or not node.args:
+                continue
+            fact: Any = node.args[0]
+            fact = fact.values[0] if isinstance(fact, ast.JoinedStr) else fact
+            text = fact.value if isinstance(fact, ast.Constant) else ""
+            if isinstance(text, str) and text.split()[:1] and text.split()[0] in VERBS:
+                wrong.append(f"{file.name}:{node.lineno}: {text}")
+    assert wrong == []
 
 
 # -- damage ---------------------------------------------------------------------------------------

@@ -131,8 +131,8 @@ def test_every_command_looks_names_up_alike(
     [
         ("broken_module_of_a_test:make", "SyntaxError"),
         ("raising_module_of_a_test:make", "RuntimeError: no weights here"),
-        (":make", "cannot import ''"),
-        (".relative:make", "cannot import '.relative'"),
+        (":make", "the module '' cannot be imported"),
+        (".relative:make", "the module '.relative' cannot be imported"),
         ("torchvision:", "torchvision has no model ''"),
     ],
 )

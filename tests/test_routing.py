@@ -949,6 +949,7 @@ def fails(
     assert net._runtime.features is None
 
 
+@pytest.mark.filterwarnings("ignore:the inputs hold infinite values or NaN")
 def test_wrong_arguments(digits: Digits, routed: dict[str, EideticNet]) -> None:
     loaders, each = digits.loaders(), "one loader of (inputs, labels) for each finished task"
     empty: list[Any] = [*loaders[:2], [], loaders[3]]
@@ -974,6 +975,7 @@ def test_wrong_arguments(digits: Digits, routed: dict[str, EideticNet]) -> None:
         fails(net, InputError, "shrinkage=2", "0 to 1", loaders, "mahalanobis", shrinkage=2)
 
 
+@pytest.mark.filterwarnings("ignore:the inputs hold infinite values or NaN")
 def test_inputs_that_are_no_numbers(digits: Digits, routed: dict[str, EideticNet]) -> None:
     x = digits.x[:5].clone()
     x[3] = float("inf")

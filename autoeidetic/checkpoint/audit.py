@@ -6,25 +6,23 @@ The file is taken as it is, edited or not. No code in it is run.
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import replace
 from functools import partial
-from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .. import archive, reference, seal
-from ..errors import CheckpointError, InputError
+from ..errors import CheckpointError
 from ..net import EideticNet, Task
 from ..reference import Output, Reference
 from ..results.about import difference
 from ..seal import Frozen, Seal
-from .context import about, undisturbed
+from .context import undisturbed
+from .digest import checked, digest_of, noted_in
 from .example import dtype_of
 from .loading import blank, check_model, resume
 from .record import Record
@@ -41,20 +39,26 @@ from .report import (
 )
 
 _MOST_THREADS = 256
+_EARLIER = (
+    "its seal is that of an earlier version, which did not cover its name, its classes and the "
+    "options of the network"
+)
 
 
 def audit(path: Any, model: nn.Module | None = None, *, digest: str | None = None) -> Audit:
     """Compare the finished tasks in a file with what they were when they were finished.
 
     Every task has a seal: a digest of each tensor's values that it froze, one of the units it
-    owns, and what it answered to reference inputs. All three are looked at, and the tasks and
-    tensors that are not as sealed are named. Random numbers and the file stay as they are.
+    owns, what it answered to reference inputs, and its name, classes and options. All are looked
+    at, and the tasks and tensors that are not as sealed are named. Random numbers and the file stay
+    as they are.
 
     Args:
         path: a file that ``net.save`` wrote, and that somebody may have edited.
         model: as for :func:`autoeidetic.load`.
         digest: ``audit(path).digest`` of some time ago, noted down elsewhere: the seals of that
-            time must be there still. Tasks finished since then do not matter.
+            time must be there still, the same tasks must answer, and the router and all else that
+            decides about an answer must be the same. Tasks finished since then do not matter.
 
     Example:
         >>> import tempfile, torch, autoeidetic
@@ -76,51 +80,41 @@ def audit(path: Any, model: nn.Module | None = None, *, digest: str | None = Non
         InputError: what was noted down is no digest.
     """
     check_model(model)
-    noted = None if digest is None else _checked(digest)
-
-    def report(damage: str, seals: tuple[Task, ...], tasks: tuple[TaskAudit, ...] = ()) -> Audit:
-        return Audit(str(path), damage, tasks, _digest(seals), _noted(noted, seals))
-
-    with about(path), undisturbed():
-        description, tensors, damage = archive.examine(Path(path))
+    noted, file = None if digest is None else checked(digest), archive.as_path(path)
+    with archive.about(path), undisturbed():
+        description, tensors, damage = archive.examine(file)
+        unread = Audit(str(path), "" if damage is None else damage.fact, (), "")
+        if noted is not None:
+            unread = replace(unread, noted=False)
         if damage is not None and description is None:
-            return report(damage.fact, ())
+            return unread
         try:
             record = Record.parse(description)
             net = blank(record, tensors, model)
         except CheckpointError as error:
             if damage is None:
                 raise
-            return report(f"{damage.fact}; it {error.fact}", ())
+            return replace(unread, damage=f"{damage.fact}; {error.fact}")
+        seals, answers = noted_in(noted, record, tensors)
+        found = replace(
+            unread,
+            digest=digest_of(record, tensors),
+            noted=seals,
+            answers=answers,
+            router="" if record.router is None else _router(record),
+        )
         try:
             resume(net, record, tensors)
         except CheckpointError as error:  # what no network has ever written
-            return report(f"was edited: it {error.fact}", record.tasks)
+            return replace(found, damage=f"the file was edited; {error.fact}")
         net.eval()
-        return report("" if damage is None else damage.fact, net.tasks, _audited(net))
+        return replace(found, tasks=_audited(net))
 
 
-def _checked(digest: Any) -> str:
-    text = digest.strip().lower() if isinstance(digest, str) else ""
-    if len(text) != 64 or set(text) - set("0123456789abcdef"):
-        raise InputError(
-            f"{digest!r:.80} is not a digest of seals",
-            remedy="pass the 64 digits that an earlier check of the file printed",
-        )
-    return text
-
-
-def _noted(digest: str | None, tasks: tuple[Task, ...]) -> bool | None:
-    """Is it the digest of the seals of the first tasks, of any number of them?"""
-    if digest is None:
-        return None
-    return any(_digest(tasks[: count + 1]) == digest for count in range(len(tasks)))
-
-
-def _digest(tasks: tuple[Task, ...]) -> str:
-    seals = [asdict(task.seal) for task in tasks if task.seal is not None]
-    text = json.dumps(seals, sort_keys=True)
-    return blake2b(text.encode(), digest_size=32).hexdigest() if seals else ""
+def _router(record: Record) -> str:
+    assert record.router is not None
+    number = record.router.tasks
+    return f"'{record.router.kind}', for {number} {'task' if number == 1 else 'tasks'}"
 
 
 def _audited(net: EideticNet) -> tuple[TaskAudit, ...]:
@@ -134,21 +128,43 @@ def _audited(net: EideticNet) -> tuple[TaskAudit, ...]:
 def _task(net: EideticNet, task: Task, changed_before: list[str]) -> TaskAudit:
     """``changed_before``: earlier tasks that were tampered with, on which this one may build."""
     now, then = seal.frozen(net, task.index), task.seal
-    audited = partial(TaskAudit, task=task.index, name=task.name, values=now.values)
+    other = task.answered_by
+    audited = partial(
+        TaskAudit,
+        task=task.index,
+        name=task.name,
+        values=now.values,
+        answered_by=None if other is None else net.tasks[other].name,
+    )
     if then is None:
         return audited(verdict=UNSEALED)
+    terms = _other_terms(then, net, task.index)
     owners = now.owned == then.frozen.owned
     different = _different(then.frozen, now, owners)
     rounded = {name for name in different if _rounded(then, now, name)}
     changed = {name: number for name, number in different.items() if name not in rounded}
-    if rounded and owners and not changed:
+    if rounded and owners and not changed and not terms:
         return audited(verdict=CONVERTED, note=_converted(then, now, rounded))
-    tampered = bool(changed) or not owners
+    tampered = bool(changed or terms) or not owners
     outputs, note = _outputs(net, task.index, then, tampered)
+    if then.terms is None:
+        note = f"{note}; {_EARLIER}" if note else _EARLIER
     verdict = CHANGED if tampered else OUTPUTS if outputs.same is False else HELD
     if verdict == OUTPUTS and changed_before:
         note = f"its own values are as sealed; it may build on {', '.join(changed_before)}"
-    return audited(verdict=verdict, changed=changed, owners=owners, outputs=outputs, note=note)
+    return audited(
+        verdict=verdict, changed=changed, owners=owners, outputs=outputs, note=note, terms=terms
+    )
+
+
+def _other_terms(then: Seal, net: EideticNet, task: int) -> dict[str, tuple[str, str]]:
+    """Terms that are not as sealed: what each was, and what it is."""
+    if then.terms is None:
+        return {}
+    now = seal.terms(net, task)
+    names = dict.fromkeys([*then.terms, *now])
+    pairs = {name: (then.terms.get(name, "not sealed"), now.get(name, "none")) for name in names}
+    return {name: (before, after) for name, (before, after) in pairs.items() if before != after}
 
 
 def _different(then: Frozen, now: Frozen, owners: bool) -> dict[str, int]:

@@ -1,14 +1,11 @@
-"""What holds while a file is written or read."""
+"""What holds while a network is written or read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-
-from ..errors import CheckpointError
 
 
 @contextmanager
@@ -19,14 +16,3 @@ def undisturbed() -> Iterator[None]:
     """
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
         yield
-
-
-@contextmanager
-def about(path: Any) -> Iterator[None]:
-    """Say which file it is about."""
-    try:
-        yield
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"'{path}' {error.fact}", place=error.place, remedy=error.remedy
-        ) from error

@@ -8,13 +8,11 @@ reference outputs would be those of another number of threads or another machine
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from .. import archive
 from ..errors import CheckpointError
 from ..net import EideticNet, Task
-from .context import about
 from .record import Record
 
 _REMEDY = "go on in another directory, or put the run's own files back"
@@ -26,10 +24,11 @@ def earlier_tasks(path: Any) -> tuple[Task, ...]:
     Raises:
         CheckpointError: it is damaged or something else.
     """
-    if not Path(path).exists():
+    file = archive.as_path(path)
+    if not file.exists():
         return ()
-    with about(path):
-        description, _ = archive.read(Path(path))
+    with archive.about(path):
+        description, _ = archive.read(file)
         return Record.parse(description).tasks
 
 
@@ -42,11 +41,15 @@ def keep_seal(net: EideticNet, earlier: Task, path: Any) -> None:
     now = net.tasks[-1]
     if earlier.seal is None or now.seal is None:
         return
-    with about(path):
-        if earlier.name != now.name or earlier.seal.frozen != now.seal.frozen:
+    with archive.about(path):
+        if (
+            earlier.name != now.name
+            or earlier.seal.frozen != now.seal.frozen
+            or earlier.seal.terms not in (None, now.seal.terms)
+        ):
             raise CheckpointError(
-                f"holds a finished task '{earlier.name}' that is not what this run finished as "
-                f"'{now.name}'",
+                f"the file holds a finished task '{earlier.name}' that is not what this run "
+                f"finished as '{now.name}'",
                 remedy=_REMEDY,
             )
     net._tasks[-1] = replace(now, seal=earlier.seal)

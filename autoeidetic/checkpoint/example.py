@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..answering import Answering
 from ..errors import CheckpointError
+from ..inputs import CallInputs
 from ..reference import by_value
 
 #: Types by name, so that a name in a file is looked up here and nowhere else. Not those without
@@ -27,51 +29,69 @@ def dtype_of(name: Any) -> torch.dtype:
         CheckpointError: there is none.
     """
     if name not in _DTYPES:
-        raise CheckpointError(f"has a tensor type {name!r}", remedy="upgrade torch")
+        raise CheckpointError(f"the file has a tensor type {name!r}", remedy="upgrade torch")
     return _DTYPES[name]
 
 
-def encode(value: Any, tensors: dict[str, Tensor], prefix: str) -> Any:
+def encode_calls(net: Answering, tensors: dict[str, Tensor], prefix: str) -> Any:
+    """All example inputs as JSON: a pair of arguments, or a list of pairs under "examples".
+
+    Of a model that looks at data all values are stored: they decide the path of its analysis.
+    """
+    whole = net.blueprint.looks
+    calls = [encode([each.args, each.kwargs], tensors, prefix, whole) for each in net.examples]
+    return calls[0] if len(calls) == 1 else {"examples": calls}
+
+
+def encode(value: Any, tensors: dict[str, Tensor], prefix: str, whole: bool = False) -> Any:
     """Example inputs as JSON; small tensors of integers are added to ``tensors`` by value.
+
+    With ``whole`` all tensors that have values are.
 
     Raises:
         CheckpointError: a key of a dictionary is no plain value.
     """
     if isinstance(value, Tensor):
         name = None
-        if by_value(value):
+        if by_value(value) or (whole and not value.is_meta):
             name = f"{prefix}{sum(other.startswith(prefix) for other in tensors)}"
             tensors[name] = value
         return {"shape": list(value.shape), "dtype": str(value.dtype), "value": name}
     if isinstance(value, torch.dtype):
         return {"type": str(value)}
     if isinstance(value, tuple):
-        return {"tuple": [encode(item, tensors, prefix) for item in value]}
+        return {"tuple": [encode(item, tensors, prefix, whole) for item in value]}
     if isinstance(value, list):
-        return [encode(item, tensors, prefix) for item in value]
+        return [encode(item, tensors, prefix, whole) for item in value]
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, (str, int, float, type(None))):
                 raise CheckpointError(
-                    f"cannot hold an example input under the key {key!r}",
+                    f"the file cannot hold an example input under the key {key!r}",
                     remedy="convert the model with dictionaries whose keys are strings",
                 )
-        return {"dict": [[key, encode(item, tensors, prefix)] for key, item in value.items()]}
+        return {"dict": [[key, encode(item, tensors, prefix, whole)] for key, item in value.items()]}
     return value
 
 
-def decode(value: Any, tensors: Mapping[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments again; what was not stored by value comes without data.
+def decode_calls(value: Any, tensors: Mapping[str, Tensor]) -> list[CallInputs]:
+    """The example inputs again; what was not stored by value comes without data.
 
     Raises:
-        CheckpointError: not what :func:`encode` makes.
+        CheckpointError: not what :func:`encode_calls` makes.
     """
+    several = isinstance(value, dict) and isinstance(value.get("examples"), list)
+    return [_call(each, tensors) for each in (value["examples"] if several else [value])]
+
+
+def _call(value: Any, tensors: Mapping[str, Tensor]) -> CallInputs:
     try:
         args, kwargs = _decode(value, tensors)
-        return tuple(args), dict(kwargs)
+        return CallInputs(tuple(args), dict(kwargs))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(
-            f"has example inputs that cannot be made ({error!r})", remedy="save the network again"
+            f"the file has example inputs that cannot be made ({error!r})",
+            remedy="save the network again",
         ) from error
 
 

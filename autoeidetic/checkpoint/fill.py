@@ -37,7 +37,8 @@ def filled(
         CheckpointError: they do not fit, or the model cannot be copied.
     """
     if any(isinstance(module, Guarded) for module in model.modules()):
-        raise CheckpointError("needs a model that is not part of a network", remedy=FRESH)
+        fact = "the file needs a model that is not part of a network"
+        raise CheckpointError(fact, remedy=FRESH)
     own = check_places(model, "backbone", tensors)
     memo: dict[int, Any] = {}
     for name, tensor in own.items():
@@ -49,7 +50,7 @@ def filled(
         return copy.deepcopy(model, memo)
     except Exception as error:  # whatever a model's own code may raise
         raise CheckpointError(
-            f"needs a copy of the model, which cannot be made: {error}", remedy=FRESH
+            f"the file needs a copy of the model, which cannot be made: {error}", remedy=FRESH
         ) from error
 
 
@@ -80,21 +81,21 @@ def check_places(
     extra = [name for name in saved if name not in own and name not in caches]
     if missing:
         raise CheckpointError(
-            f"has nothing for {missing[0]}, which the network has",
+            f"the file has nothing for {missing[0]}, which the network has",
             place=_holder(missing[0]),
             remedy=FRESH,
         )
     if extra:
         raise CheckpointError(
-            f"has {extra[0]}, for which the network has no place",
+            f"the file has {extra[0]}, for which the network has no place",
             place=_holder(extra[0]),
             remedy=FRESH,
         )
     for name, tensor in own.items():
         if name not in caches and _kind(saved[name]) != _kind(tensor):
             raise CheckpointError(
-                f"has {name} of shape {_kind(saved[name])}, and the network has it of shape "
-                f"{_kind(tensor)}",
+                f"the file has {name} of shape {_kind(saved[name])}, and the network has it of "
+                f"shape {_kind(tensor)}",
                 place=_holder(name),
                 remedy=FRESH,
             )

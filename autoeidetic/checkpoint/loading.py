@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,12 @@ from .. import archive
 from ..convert import convert
 from ..enforce import slots
 from ..errors import AutoeideticError, CheckpointError, InputError
+from ..inputs import CallInputs
 from ..net import EideticNet, Task
 from ..routing import restore, to_be_found, view
 from . import rebuild
-from .context import about, undisturbed
-from .example import decode, dtype_of
+from .context import undisturbed
+from .example import decode_calls, dtype_of
 from .fill import FRESH, check_places, distinct, filled
 from .record import EXAMPLE, OWNERS, PRUNED, ROUTER, Record, fingerprint, versions
 
@@ -62,8 +62,9 @@ def load(path: Any, model: nn.Module | None = None) -> EideticNet:
             build the model; the model is not the one that was saved.
     """
     check_model(model)
-    with about(path), undisturbed():
-        description, tensors = archive.read(Path(path))
+    file = archive.as_path(path)
+    with archive.about(path), undisturbed():
+        description, tensors = archive.read(file)
         record = Record.parse(description)
         net = blank(record, tensors, model)
         resume(net, record, tensors)
@@ -77,12 +78,12 @@ def blank(record: Record, tensors: Mapping[str, Tensor], model: nn.Module | None
         CheckpointError: there is no model for it, or another one.
     """
     _check_kinds(tensors)
-    example = decode(record.example, tensors)
+    examples = decode_calls(record.example, tensors)
     if model is None:
         model = rebuild.build(record.recipe)
     # values come before the analysis, for it looks at buffers (tables of indices)
     dtypes = {name: dtype_of(kind) for name, kind in record.analysed_as.items()}
-    net = _converted(filled(model, tensors, dtypes), record, example)
+    net = _converted(filled(model, tensors, dtypes), record, examples)
     _check_same(net, record)
     return net
 
@@ -116,18 +117,15 @@ def _check_kinds(tensors: Mapping[str, Tensor]) -> None:
     prefixes = ("backbone.", "heads.", EXAMPLE, ROUTER)
     for name in tensors:
         if name not in (OWNERS, PRUNED) and not name.startswith(prefixes):
-            raise CheckpointError(f"has a tensor {name!r} of no known kind", remedy=_AGAIN)
+            raise CheckpointError(f"the file has a tensor {name!r} of no known kind", remedy=_AGAIN)
 
 
-def _converted(
-    model: nn.Module, record: Record, example: tuple[tuple[Any, ...], dict[str, Any]]
-) -> EideticNet:
-    args, kwargs = example
+def _converted(model: nn.Module, record: Record, examples: list[CallInputs]) -> EideticNet:
     try:
-        return convert(model, kwargs or args, inplace=True, rehearse=False, **record.options)
+        return convert(model, examples, inplace=True, rehearse=False, **record.options)
     except AutoeideticError as error:
         raise CheckpointError(
-            f"does not fit the model: {error.fact}", place=error.place, remedy=FRESH
+            f"the file does not fit the model: {error.fact}", place=error.place, remedy=FRESH
         ) from error
 
 
@@ -137,7 +135,7 @@ def _check_same(net: EideticNet, record: Record) -> None:
     if different:
         then, now = (", ".join(map(" ".join, v.items())) for v in (record.versions, versions()))
         raise CheckpointError(
-            f"is of another model: {', '.join(different)} differ "
+            f"the file is of another model: {', '.join(different)} differ "
             f"(it was saved with {then}; here are {now})",
             remedy=FRESH,
         )
@@ -155,15 +153,15 @@ def _take_over_tasks(net: EideticNet, record: Record, tensors: Mapping[str, Tens
             or not _second_goes_fit(task, record.tasks)
         ):
             raise CheckpointError(
-                f"has a task '{task.name}' that does not follow from the ones before or does not "
-                "fit the output layers",
+                f"the file has a task '{task.name}' that does not follow from the ones before or "
+                "does not fit the output layers",
                 remedy=_AGAIN,
             )
     open_task = next((task.index for task in record.tasks if not task.finished), None)
     owner, pruned = (_vector(tensors, name, net.owners.task.shape) for name in (OWNERS, PRUNED))
     finished = len(record.tasks) - (open_task is not None)
     if owner.dtype != net.owners.task.dtype or owner.min() < -1 or owner.max() >= finished:
-        raise CheckpointError("has owners that are no tasks", remedy=_AGAIN)
+        raise CheckpointError("the file has owners that are no tasks", remedy=_AGAIN)
     net.owners = replace(
         net.owners,
         task=owner,
@@ -172,7 +170,7 @@ def _take_over_tasks(net: EideticNet, record: Record, tensors: Mapping[str, Tens
         open_task=open_task,
     )
     if record.spreads.keys() != net._spreads.keys():
-        raise CheckpointError("has no spread of every parameter", remedy=_AGAIN)
+        raise CheckpointError("the file has no spread of every parameter", remedy=_AGAIN)
     net._tasks = list(record.tasks)
     net._spreads = dict(record.spreads)
     try:
@@ -180,7 +178,9 @@ def _take_over_tasks(net: EideticNet, record: Record, tensors: Mapping[str, Tens
             net.heads[str(task.index)] = net._new_heads(task)
     except AutoeideticError as error:
         raise CheckpointError(
-            f"has a head that cannot be made: {error.fact}", place=error.place, remedy=FRESH
+            f"the file has a head that cannot be made: {error.fact}",
+            place=error.place,
+            remedy=FRESH,
         ) from error
 
 
@@ -188,16 +188,17 @@ def _take_over_router(net: EideticNet, record: Record, tensors: Mapping[str, Ten
     own = {n.removeprefix(ROUTER): t for n, t in tensors.items() if n.startswith(ROUTER)}
     if record.router is None:
         if own:
-            raise CheckpointError("has the tensors of a router, but no router", remedy=_AGAIN)
+            fact = "the file has the tensors of a router, but no router"
+            raise CheckpointError(fact, remedy=_AGAIN)
         return
     kind, tasks = record.router.kind, record.router.tasks
     if not 0 < tasks <= len(to_be_found(net)):
-        raise CheckpointError(f"has a router for {tasks} finished tasks", remedy=_AGAIN)
+        raise CheckpointError(f"the file has a router for {tasks} finished tasks", remedy=_AGAIN)
     try:
         net.router = restore(kind, own, view(net, tasks))
     except AutoeideticError as error:
         raise CheckpointError(
-            f"has a router {kind!r} that cannot be made: {error.fact}",
+            f"the file has a router {kind!r} that cannot be made: {error.fact}",
             remedy=f"{error.remedy}; a kind of your own is registered with @autoeidetic.router "
             "before the network is loaded",
         ) from error
@@ -216,7 +217,7 @@ def _second_goes_fit(task: Task, tasks: tuple[Task, ...]) -> bool:
 
 def _vector(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> np.ndarray:
     if name not in tensors or tuple(tensors[name].shape) != shape:
-        raise CheckpointError(f"has no {name} for every class", remedy=_AGAIN)
+        raise CheckpointError(f"the file has no {name} for every class", remedy=_AGAIN)
     return tensors[name].numpy()
 
 

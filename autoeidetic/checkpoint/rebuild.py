@@ -71,21 +71,22 @@ def build(recipe: Recipe) -> nn.Module:
     """
     if "why_not" in recipe:
         raise CheckpointError(
-            f"does not tell how to build the model again ({recipe['why_not']})",
+            f"the file does not tell how to build the model again ({recipe['why_not']})",
             remedy="pass model= (--model on the command line), a new model built as the saved one "
             "was; its values do not matter",
         )
     if not _known_name(recipe) or not _plain_arguments(recipe):
         name, library = recipe.get("name"), recipe.get("library")
         raise CheckpointError(
-            f"is of a model {name!r} of {library!r}, which is not known here",
+            f"the file is of a model {name!r} of {library!r}, which is not known here",
             remedy=_VERSION,
         )
     try:
         return _build(recipe, "cpu")
     except Exception as error:  # whatever a constructor may raise
         raise CheckpointError(
-            f"is of {recipe['name']} with {recipe['arguments']}, which cannot be built: {error}",
+            f"the file is of {recipe['name']} with {recipe['arguments']}, which cannot be built: "
+            f"{error}",
             remedy=_VERSION,
         ) from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
@@ -51,7 +52,11 @@ class Record:
     router: RouterRecord | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        tasks = [
+            {**asdict(task), "seal": None if task.seal is None else task.seal.to_dict()}
+            for task in self.tasks
+        ]
+        return {**asdict(self), "tasks": tasks}
 
     @staticmethod
     def parse(data: Any) -> Record:
@@ -64,7 +69,7 @@ class Record:
             return _parse(data)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"has a description that is not that of a network ({error!r})",
+                f"the file has a description that is not that of a network ({error!r})",
                 remedy="save the network again",
             ) from error
 
@@ -130,6 +135,7 @@ def _seal(data: Any) -> Seal:
         reference=_maybe(_reference, data["reference"]),
         why_not=_a(str, data["why_not"]),
         converted=_a(str, data["converted"]),
+        terms=_maybe(partial(_dict, str), data.get("terms")),  # earlier versions wrote none
     )
 
 

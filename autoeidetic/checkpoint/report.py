@@ -43,10 +43,12 @@ NOT_ASKED = OutputAudit(None)
 class TaskAudit:
     """One finished task.
 
-    ``verdict`` is "held"; "changed": frozen values or owners are not those that were sealed, of the
-    tensors that ``changed`` names with the number of values that the task froze in them; "outputs":
-    only its outputs differ; "converted": the network got another type afterwards, so that the seal
-    no longer applies; "unsealed": it has none. ``owners``: does it own what it owned? ``note`` says
+    ``verdict`` is "held"; "changed": frozen values, owners or terms are not those that were sealed,
+    of the tensors that ``changed`` names with the number of values that the task froze in them;
+    "outputs": only its outputs differ; "converted": the network got another type afterwards, so
+    that the seal no longer applies; "unsealed": it has none. ``owners``: does it own what it owned?
+    ``terms``: its name, classes and the like that are not as sealed, with what they were and what
+    they are. ``answered_by``: the second go that answers in its place, by its name. ``note`` says
     more.
     """
 
@@ -58,6 +60,8 @@ class TaskAudit:
     owners: bool = True
     outputs: OutputAudit = NOT_ASKED
     note: str = ""
+    terms: dict[str, tuple[str, str]] = field(default_factory=dict)
+    answered_by: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -69,9 +73,11 @@ class Audit:
     """What became of the finished tasks in a file.
 
     ``damage`` is about the file as a whole: it is cut, or its own digest is not right. ``digest``
-    is that of all seals: noted down elsewhere, it shows later that nobody made new ones. ``noted``:
-    are the seals of that time in the file; None when no digest was passed. ``ok``: every finished
-    task is what it was, the file is intact, and no seal is another one than was noted.
+    is over all that decides about an answer: noted down elsewhere, it shows later that nobody made
+    new seals, lets another task answer, or has put another router in. ``noted``: are the seals of
+    that time in the file; ``answers``: is all else that decides about an answer as it was then;
+    None when the digest does not tell, or none was passed. ``router`` is the one in the file.
+    ``ok``: every finished task is what it was, the file is intact, and all is as it was noted.
     """
 
     path: str
@@ -79,14 +85,17 @@ class Audit:
     tasks: tuple[TaskAudit, ...]
     digest: str
     noted: bool | None = None
+    answers: bool | None = None
+    router: str = ""
 
     @property
     def ok(self) -> bool:
-        return not self.damage and self.noted is not False and all(task.ok for task in self.tasks)
+        as_noted = self.noted is not False and self.answers is not False
+        return not self.damage and as_noted and all(task.ok for task in self.tasks)
 
     @property
     def tampered(self) -> tuple[TaskAudit, ...]:
-        """The tasks whose own values or owners are not those that were sealed."""
+        """The tasks whose own values, owners or terms are not those that were sealed."""
         return tuple(task for task in self.tasks if task.verdict == CHANGED)
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,10 +108,12 @@ class Audit:
             rows = [["task", "frozen values", "seal", "reference outputs"]]
             rows += [[line(t.name), f"{t.values:,}", _seal(t), str(t.outputs)] for t in self.tasks]
             lines += [table(rows), *map(line, _details(self.tasks))]
+        if self.router:
+            lines.append(line(f"router: {self.router}"))
         if self.damage:
-            lines.append(line(f"the file {self.damage}"))
+            lines.append(line(self.damage))
         if self.digest:
-            lines.append(f"digest of all seals: {self.digest}")
+            lines.append(f"digest: {self.digest}")
         return "\n".join([*lines, line(self._conclusion())])
 
     def _conclusion(self) -> str:
@@ -121,12 +132,28 @@ class Audit:
                 "SEALED ANEW: the seals are not those that were noted; "
                 "or the digest is that of another file"
             )
+        if self.answers is False:
+            return (
+                "ANOTHER ANSWER IS GIVEN: the seals are those that were noted, but which task "
+                "answers for which, the router, a name, an option or the example inputs are not as "
+                "they were then; if you have called replace_task or train_router since, note the "
+                "new digest"
+            )
         if self.damage:
             return "EDITED OR DAMAGED" + (", outside of what is sealed" if self.tasks else "")
         if not self.tasks:
             return "no task is finished, so there is nothing to check"
-        rest = ", and the seals are those that were noted" if self.noted else ""
-        return f"every finished task is what it was when it was finished{rest}"
+        return f"every finished task is what it was when it was finished{self._as_noted()}"
+
+    def _as_noted(self) -> str:
+        if not self.noted:
+            return ""
+        if self.answers:
+            return ", and the seals and all that decides about an answer are those that were noted"
+        return (
+            ", and the seals are those that were noted; the digest is that of an earlier version, "
+            "which does not tell whether the same tasks answer and the router is the same"
+        )
 
     def _repr_html_(self) -> str:
         return html(str(self))
@@ -140,6 +167,10 @@ def _seal(task: TaskAudit) -> str:
 def _details(tasks: tuple[TaskAudit, ...]) -> list[str]:
     lines = []
     for task in tasks:
+        for name, (then, now) in task.terms.items():
+            lines.append(f"{task.name}: its {name} is {now!r}, and was {then!r} when it was sealed")
+        if task.answered_by is not None:
+            lines.append(f"{task.name}: {task.answered_by} answers in its place (net.replace_task)")
         if not task.owners:
             lines.append(f"{task.name}: it does not own the units that it owned when it was sealed")
         if task.changed:

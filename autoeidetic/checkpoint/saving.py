@@ -6,7 +6,6 @@ The file holds the values of the backbone and the heads, who owns what, and a re
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +15,8 @@ from .. import archive
 from ..errors import CheckpointError, Place
 from ..net import EideticNet
 from . import rebuild
-from .context import about, undisturbed
-from .example import encode
+from .context import undisturbed
+from .example import encode_calls
 from .fill import distinct
 from .record import EXAMPLE, OWNERS, PRUNED, ROUTER, Record, RouterRecord, fingerprint, versions
 
@@ -40,7 +39,8 @@ def save(net: EideticNet, path: Any) -> None:
     Raises:
         CheckpointError: the file cannot be written, or the network has state that no file holds.
     """
-    with about(path), undisturbed():
+    file = archive.as_path(path)
+    with archive.about(path), undisturbed():
         net.pins.impose()
         values = distinct(net._slots)
         _check_storable(net, values)
@@ -50,7 +50,7 @@ def save(net: EideticNet, path: Any) -> None:
         router = net.router
         if router is not None:
             tensors |= {f"{ROUTER}{name}": value for name, value in router.named_buffers()}
-        example = encode([net.example.args, net.example.kwargs], tensors, EXAMPLE)
+        example = encode_calls(net, tensors, EXAMPLE)
         record = Record(
             versions=versions(),
             options={
@@ -77,20 +77,20 @@ def save(net: EideticNet, path: Any) -> None:
             fingerprint=fingerprint(net.blueprint),
             router=None if router is None else RouterRecord(router.kind, router.tasks),
         )
-        archive.write(Path(path), record.to_dict(), tensors)
+        archive.write(file, record.to_dict(), tensors)
 
 
 def _check_storable(net: EideticNet, values: Mapping[str, Tensor]) -> None:
     for name, tensor in values.items():
         if tensor.is_meta or tensor.layout != torch.strided:
             raise CheckpointError(
-                f"cannot hold {name}: it has no values, or is not a dense tensor",
+                f"the file cannot hold {name}: it has no values, or is not a dense tensor",
                 remedy="save a network of dense tensors on a real device",
             )
     for path, module in net.named_modules():
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             raise CheckpointError(
-                "cannot hold the extra state of a module (get_extra_state)",
+                "the file cannot hold the extra state of a module (get_extra_state)",
                 place=Place(module=path),
                 remedy="keep the state in buffers",
             )
@@ -100,6 +100,7 @@ def _check_storable(net: EideticNet, values: Mapping[str, Tensor]) -> None:
             other = first.setdefault(tensor.data_ptr(), name)
             if other != name:
                 raise CheckpointError(
-                    f"cannot hold that {name} and {other} are different parameters in one memory",
+                    f"the file cannot hold that {name} and {other} are different parameters in one "
+                    "memory",
                     remedy="tie them by using the same Parameter in both places",
                 )

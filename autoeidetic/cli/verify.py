@@ -34,7 +34,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--digest",
         metavar="HEX",
-        help="the digest of all seals that an earlier check printed: the seals must still be those",
+        help="the digest that an earlier check printed: the seals, the tasks that answer and the "
+        "router must still be those",
     )
     add_json(parser)
 

@@ -86,7 +86,7 @@ class Router(nn.Module):
         """
         if next(self.parameters(), None) is not None:
             raise InputError(
-                "has parameters, which the optimizer of the next task would change",
+                "the router has parameters, which the optimizer of the next task would change",
                 remedy="let fit return what it has learned as tensors",
             )
         _check(self.layout, tensors, view.sizes)
@@ -195,25 +195,29 @@ def _check(layout: Layout, tensors: Mapping[str, Tensor], sizes: Mapping[str, in
     expected = _expanded(layout, sizes["tasks"])
     for name in tensors:
         if name not in expected:
-            raise InputError(f"has a tensor {name!r}", remedy="the layout has no such name")
+            raise InputError(
+                f"the router has a tensor {name!r}", remedy="the layout has no such name"
+            )
     known = dict(sizes)
     for name, (dtype, names) in expected.items():
         if name not in tensors:
-            raise InputError(f"has no tensor {name!r}", remedy="every name of the layout needs one")
+            fact = f"the router has no tensor {name!r}"
+            raise InputError(fact, remedy="every name of the layout needs one")
         tensor = tensors[name]
         if tensor.dtype != dtype or tensor.dim() != len(names):
             raise InputError(
-                f"has {name} as {list(tensor.shape)} of {tensor.dtype}",
+                f"the router has {name} as {list(tensor.shape)} of {tensor.dtype}",
                 remedy=f"it must have {len(names)} dimensions and be {dtype}",
             )
         for size, found in zip(names, tensor.shape, strict=True):
             if known.setdefault(size, found) != found:
                 raise InputError(
-                    f"has {name} of shape {list(tensor.shape)}",
+                    f"the router has {name} of shape {list(tensor.shape)}",
                     remedy=f"{size} must be {known[size]} in it",
                 )
         if not bool(tensor.isfinite().all()):
-            raise InputError(f"has infinite values or NaN in {name}", remedy="train it again")
+            fact = f"the router has infinite values or NaN in {name}"
+            raise InputError(fact, remedy="train it again")
 
 
 def _expanded(layout: Layout, tasks: int) -> dict[str, tuple[torch.dtype, tuple[str, ...]]]:

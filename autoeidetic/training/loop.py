@@ -135,7 +135,8 @@ def train_task(
             parameters of the task's head.
         NonFiniteError: the loss or a value became infinite or NaN; the network is back where
             it was after the last good epoch.
-        CheckpointError: the directory cannot be written to, or is of another network.
+        CheckpointError: the directory cannot be written to, is of another network, or is in use
+            by another run.
     """
     if net.open_task is None:
         raise TaskError(
@@ -156,7 +157,7 @@ def train_task(
         optimizer = default_optimizer(net.parameters())
     loader = divided(loader)
     device = next(net.parameters()).device
-    with bar(net.tasks[-1].name, progress) as shown:
+    with store, bar(net.tasks[-1].name, progress) as shown:
         passes = Passes(
             net=net,
             model=_distributed(net),

@@ -45,14 +45,15 @@ def pack(value: Any, tensors: dict[str, Tensor], name: str = "state") -> Any:
     if isinstance(value, list):
         return [pack(v, tensors, f"{name}.{i}") for i, v in enumerate(value)]
     raise CheckpointError(
-        f"cannot hold {name}, a {type(value).__qualname__}",
+        f"the file cannot hold {name}, a {type(value).__qualname__}",
         remedy="use an optimizer and a scheduler whose state_dict() has plain values and tensors",
     )
 
 
 def _key(key: Any, name: str) -> Any:
     if not isinstance(key, (str, int)) or isinstance(key, bool):
-        raise CheckpointError(f"cannot hold {name} under the key {key!r}", remedy="use strings")
+        fact = f"the file cannot hold {name} under the key {key!r}"
+        raise CheckpointError(fact, remedy="use strings")
     return key
 
 
@@ -76,9 +77,9 @@ def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
             return {key: unpack(item, tensors) for key, item in content}
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"has a state that cannot be read ({error!r})",
+            f"the file has a state that cannot be read ({error!r})",
             remedy="delete it and start the task anew",
         ) from error
     raise CheckpointError(
-        f"has a state of a kind {kind!r} that is not known", remedy="upgrade autoeidetic"
+        f"the file has a state of a kind {kind!r} that is not known", remedy="upgrade autoeidetic"
     )

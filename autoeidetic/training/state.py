@@ -55,19 +55,20 @@ def check_network(net: EideticNet, state: Mapping[str, Any]) -> None:
     task = net.tasks[-1]
     if state["task"] != task.index or state["classes"] != task.classes:
         raise CheckpointError(
-            f"is of task {state['task']} with {state['classes']} classes; the open task is "
-            f"{task.index} with {task.classes}",
+            f"the stored state is of task {state['task']} with {state['classes']} classes; the "
+            f"open task is {task.index} with {task.classes}",
             remedy=_OTHER,
         )
     here = {name: (t.shape, t.dtype) for name, t in _values(net).items()}
     there = {name: (t.shape, t.dtype) for name, t in state["values"].items()}
     if here != there or not np.array_equal(state["owners"].numpy(), net.owners.task):
-        raise CheckpointError("is of another network", remedy=_OTHER)
+        raise CheckpointError("the stored state is of another network", remedy=_OTHER)
     for pin in net.pins.frozen():
         value = state["values"].get(pin.name)
         if value is not None and not pin.holds(value, net.pins.values(pin.name)):
             raise CheckpointError(
-                f"is of a network with other finished tasks: {pin.name} differs", remedy=_OTHER
+                f"the stored state is of a network with other finished tasks: {pin.name} differs",
+                remedy=_OTHER,
             )
 
 

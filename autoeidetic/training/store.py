@@ -7,12 +7,12 @@ A directory keeps them in files of their own for every task, each written whole 
 from __future__ import annotations
 
 import copy
-import os
 import warnings
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from .. import archive, parallel
+from .. import archive, locks, parallel
 from ..errors import CheckpointError, StorageWarning
 from .plain import pack, unpack
 
@@ -34,37 +34,36 @@ class Memory:
     def drop(self, name: str) -> None:
         self._states.pop(name, None)
 
+    def __enter__(self) -> Memory:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
 
 class Directory:
-    """Keeps files in a directory; only the first process writes.
+    """Keeps files in a directory, which no other run may use meanwhile; the first process writes.
 
     A write that fails is no reason to lose what was learned: the state stays in memory, there is
     a warning, and the next one is tried again. The files always fit together: without the state
     from before a round none of later ones is written.
 
     Raises:
-        CheckpointError: the directory cannot be made or written to.
+        CheckpointError: the directory cannot be made or written to, or another run is in it.
+        InputError: it is no path.
     """
 
     def __init__(self, path: Any, task: int) -> None:
-        self._path = Path(path)
+        self._path = archive.as_path(path, "checkpoint")
         self._task = task
         self._unwritten: dict[str, Any] = {}
-        if parallel.rank() == 0:
-            self._try_out()
-        parallel.wait()
+        self._lock: AbstractContextManager[None] = locks.alone(self._path)
 
-    def _try_out(self) -> None:
-        try:
-            self._path.mkdir(parents=True, exist_ok=True)
-            trial = self._path / f".{os.getpid()}.trial"
-            trial.write_bytes(b"")
-            trial.unlink()
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot keep checkpoints in '{self._path}': {error}",
-                remedy="pass a directory that may be written to",
-            ) from error
+    def __enter__(self) -> Directory:
+        self._lock.__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._lock.__exit__(*raised)
 
     def file(self, name: str) -> Path:
         suffix = "" if name == NOW else f".{name}"
@@ -79,8 +78,8 @@ class Directory:
             except CheckpointError as error:
                 self._unwritten[name] = copy.deepcopy(state)
                 warnings.warn(
-                    f"'{self.file(name)}' {error.fact}; training goes on, and what was written "
-                    "before is intact",
+                    f"{archive.named(error.fact, self.file(name))}; training goes on, and what was "
+                    "written before is intact",
                     StorageWarning,
                     stacklevel=2,
                 )
@@ -98,15 +97,12 @@ class Directory:
         file = self.file(name)
         if not parallel.first(file.exists()):
             return None
-        try:
+        with archive.about(file):
             description, tensors = archive.read(file)
             if "training" not in description:
-                raise CheckpointError(
-                    "is not a state of training", remedy="pass a directory of its own"
-                )
+                fact = "the file is not a state of training"
+                raise CheckpointError(fact, remedy="pass a directory of its own")
             return unpack(description["training"], tensors)
-        except CheckpointError as error:
-            raise CheckpointError(f"'{file}' {error.fact}", remedy=error.remedy) from error
 
     def drop(self, name: str) -> None:
         if parallel.rank() == 0 and NOW not in self._unwritten:
