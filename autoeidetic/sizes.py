@@ -30,7 +30,7 @@ from .dependencies import Dependencies
 from .graph import operator_name
 from .inputs import CallInputs
 from .layers.guard import original_class
-from .values import varies
+from .values import core, varies
 
 #: One entry per dimension of a tensor: its only size, or the symbol that stands for any.
 _Shape = tuple[int | str, ...]
@@ -270,7 +270,7 @@ def _may_be_another(node: fx.Node, operand: fx.Node, deps: Dependencies) -> bool
         return True
     if not isinstance(source, fx.Node) or source.name not in deps.values:
         return False
-    moving = set(varies(deps.values[source.name]))
+    moving = set(_varying(deps.values[source.name], deps))
     return not moving & _picked(node, name, len(source.meta["shape"]))
 
 
@@ -302,7 +302,18 @@ def _may_differ(node: fx.Node, deps: Dependencies) -> bool:
 def _moving(node: fx.Node, deps: Dependencies) -> set[int]:
     """The dimensions along which channels vary in what an operator reads."""
     known = (deps.values.get(source.name) for source in node.all_input_nodes)
-    return {dim for tags in known if tags is not None for dim in varies(tags)}
+    return {dim for tags in known if tags is not None for dim in _varying(tags, deps)}
+
+
+def _varying(classes: Tensor, deps: Dependencies) -> list[int]:
+    """The dimensions along which classes vary, but for what no analysed call has reached."""
+    dims = varies(classes)
+    unreached = torch.from_numpy(deps.plan.unreached)[core(classes)]
+    if not bool(unreached.any()):
+        return dims
+    small = core(classes)
+    low, high = small.masked_fill(unreached, deps.plan.classes + 1), small.masked_fill(unreached, 0)
+    return [dim for dim in dims if bool((low.amin(dim) < high.amax(dim)).any())]
 
 
 def _name(node: fx.Node) -> str:

@@ -314,7 +314,7 @@ def test_switched_off() -> None:
 
 def test_an_unknown_kind_of_argument_is_refused() -> None:
     net = shown(HiddenStates(), r(2, 6)).eval()
-    with pytest.raises(EnforcementError, match="called with a builtins.object"):
+    with pytest.raises(EnforcementError, match=r"called with a builtins\.object"):
         net(r(2, 6), hidden=object(), task=0)
     net.train()
     assert net(r(2, 6), hidden=object())["logits"].shape == (2, 4)
@@ -339,7 +339,7 @@ class Cached(nn.Module):
 
 def test_an_output_that_nobody_can_look_into_is_refused() -> None:
     net = shown(Cached(), r(2, 6)).eval()
-    with pytest.raises(EnforcementError, match="returned a test_calls.Opaque"):
+    with pytest.raises(EnforcementError, match=r"returned a test_calls\.Opaque"):
         net(r(2, 6), cache=True, task=0)
 
 
@@ -355,7 +355,7 @@ def test_dtypes_and_autocast() -> None:
         assert call(net, others[1], task=0).dtype == torch.bfloat16
 
 
-# -- sizes ------------------------------------------------------------------------------------------
+# -- sizes ----------------------------------------------------------------------------------------
 
 
 class Counted:
@@ -409,7 +409,7 @@ def test_a_rule_for_sizes_ends_where_the_path_does(
             call(net, r(3, length, 6), task=0)
 
 
-# -- compiled ---------------------------------------------------------------------------------------
+# -- compiled -------------------------------------------------------------------------------------
 
 
 def test_compiled() -> None:
@@ -433,7 +433,7 @@ def test_compiled_networks_refuse_as_well(name: str) -> None:
             call(compiled, other, task=0)
 
 
-# -- cost -------------------------------------------------------------------------------------------
+# -- cost -----------------------------------------------------------------------------------------
 
 
 def test_a_known_call_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,8 @@ def encode(value: Any, tensors: dict[str, Tensor], prefix: str, whole: bool = Fa
                     f"the file cannot hold an example input under the key {key!r}",
                     remedy="convert the model with dictionaries whose keys are strings",
                 )
-        return {"dict": [[key, encode(item, tensors, prefix, whole)] for key, item in value.items()]}
+        items = value.items()
+        return {"dict": [[key, encode(item, tensors, prefix, whole)] for key, item in items]}
     return value
 
 
