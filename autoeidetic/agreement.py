@@ -1,8 +1,8 @@
 """Agreement: does the analysis of one call more say the same of every parameter?
 
-The plan of a network is made from its example inputs. A call that they did not show is analysed
-together with them. Whatever that finds must be in force already: the classes of all parameter
-elements, what each weight reads, and what requires what.
+The plan of a network is made from its example inputs. Whatever the analysis of a call that they did
+not show finds must be in force already: the classes of all parameter elements that it reaches, what
+each weight reads, and what requires what.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def _refuse(fact: str, name: str) -> EnforcementError:
 
 def _check_same_use(plan: Plan, other: Plan) -> None:
     for name, entry in other.parameters.items():
-        if entry.used != plan.parameters[name].used:
+        if not entry.used:
+            continue
+        if not plan.parameters[name].used:
             raise _refuse(f"this call uses the parameter '{name}'", name)
         if entry.head != plan.parameters[name].head:
             what = "makes an output and nothing else" if entry.head else "feeds other layers"
@@ -71,6 +73,7 @@ def _classes(plan: Plan, other: Plan) -> Array:
     found = np.zeros(other.classes + 1, np.int64)
     rest = np.zeros(other.classes + 1, np.int64)
     for name, left, right in _pairs(plan, other):
+        left, right = left[~other.unreached[right]], right[~other.unreached[right]]
         unreached = plan.unreached[left]
         rest[right[unreached]] = left[unreached]
         left, right = left[~unreached], right[~unreached]
@@ -92,7 +95,8 @@ def _classes(plan: Plan, other: Plan) -> Array:
 
 def _pairs(plan: Plan, other: Plan) -> Iterator[tuple[str, Array, Array]]:
     """The classes of each tensor's elements in both plans, side by side."""
-    both = [(name, plan.parameters[name].owner, e.owner) for name, e in other.parameters.items()]
+    used = {name: entry.owner for name, entry in other.parameters.items() if entry.used}
+    both = [(name, plan.parameters[name].owner, classes) for name, classes in used.items()]
     both += [(name, plan.buffers[name], classes) for name, classes in other.buffers.items()]
     for name, left, right in both:
         small = torch.broadcast_tensors(core(left), core(right))

@@ -103,6 +103,7 @@ class Answering(nn.Module):
         self.router: routing.Router | None = None
         self._snapshot: Snapshot | None = None
         self._finite: Any = None
+        self._unfit: AutoeideticError | None = None  # why the call in training was not analysed
         self._number = compiled.numbered(self)
         self._guards: dict[str, Guard] = {}
         self._protections: dict[Call, _Protection] = {}
@@ -283,6 +284,10 @@ class Answering(nn.Module):
         try:
             with self._parameter_heads(tasks):
                 output = self.backbone(*args, **kwargs)
+        except RuntimeError as error:
+            if self._unfit is not None:  # the masks are those of another call
+                raise self._unfit from error
+            raise
         finally:
             if fused:
                 torch.backends.mha.set_fastpath_enabled(True)
@@ -517,6 +522,7 @@ class Answering(nn.Module):
                     remedy="pass tensors, plain values, and tuples, lists and dicts of those",
                 ) from error
             return
+        self._unfit = None
         call = self._calls.known.get(key)
         if call is None:
             call = self._met_first(key, CallInputs(*_plain((args, kwargs))))
@@ -539,6 +545,7 @@ class Answering(nn.Module):
             except AutoeideticError as error:
                 refusal = self._calls.refused[key] = error
         if self.training:
+            self._unfit = refusal
             return self._calls.first
         raise refusal
 
@@ -547,15 +554,14 @@ class Answering(nn.Module):
         call = self._analysed(inputs)
         if not call.blueprint.looks and self._calls.should_generalise(inputs):
             with self._bare_model():
-                examples = self._examples_now()
-                sizes = generalised(self.backbone, examples, self.blueprint, inputs)
+                sizes = generalised(self.backbone, self.blueprint, inputs)
             if sizes is not None:
                 key = kind(inputs.args, inputs.kwargs)
                 self._calls.general.setdefault(key, []).append((sizes, call))
         return call
 
     def _analysed(self, inputs: CallInputs) -> Call:
-        """A call that is new, analysed together with the examples."""
+        """A call that is new, analysed."""
         with self._bare_model():
             call = analysed(self.backbone, self._examples_now(), self.blueprint, inputs)
         return self._calls.one_of(call)

@@ -1,9 +1,9 @@
 """Calls: the ways of calling a model that were analysed, and what holds in each of them.
 
 A network answers only for calls that were analysed. The example inputs were; any other call is
-analysed when it is made for the first time, together with the examples, and must find nothing that
-is not in force already. All calls share the network's plan. They differ in what depends on shapes
-and on outputs: the channels of what nested modules read and make, and of what the model returns.
+analysed when it is made for the first time, and that must find nothing that is not in force
+already. All calls share the network's plan. They differ in what depends on shapes and on outputs:
+the channels of what nested modules read and make, and of what the model returns.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -23,7 +24,8 @@ from torch.utils import _pytree as pytree
 from .agreement import canonical, labels, translation
 from .analysis import analyze
 from .blueprint import Blueprint, HeadPlan, blueprints
-from .errors import AutoeideticError, EnforcementError, Place
+from .dependencies import Dependencies
+from .errors import AutoeideticError, EnforcementError, HeadError, NoParametersError, Place
 from .inputs import CallInputs
 from .owners import FREE, Owners
 from .signature import kind, signature
@@ -142,22 +144,33 @@ def analysed(
 ) -> Call:
     """Analyse a call that no example has shown; the model is the bare one.
 
+    By itself it is mostly found to be like the examples but for its sizes. If not, it is analysed
+    together with them: a layer that it does not use may tell what another one is for.
+
     Raises:
         EnforcementError: the call needs something that the plan of the network does not keep.
         AutoeideticError: the call cannot be analysed.
     """
+    with suppress(EnforcementError, HeadError, NoParametersError):
+        return _agreed(model, first, _analysis(model, call))
+    return _agreed(model, first, _analysis(model, *examples, call))
+
+
+def _analysis(model: nn.Module, *calls: CallInputs) -> Dependencies:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # those of the examples were given by the conversion
-        deps = analyze(model, [*examples, call])
+        return analyze(model, list(calls))
+
+
+def _agreed(model: nn.Module, first: Blueprint, deps: Dependencies) -> Call:
+    """The last call of an analysis that finds nothing but what is in force."""
     classes = translation(first.plan, deps.plan)
     made = blueprints(model, deps)[-1]
     _check_heads(first, made)
     return Call(made, classes)
 
 
-def generalised(
-    model: nn.Module, examples: tuple[CallInputs, ...], first: Blueprint, inputs: CallInputs
-) -> Sizes | None:
+def generalised(model: nn.Module, first: Blueprint, inputs: CallInputs) -> Sizes | None:
     """For which sizes a call is like this one, which was analysed; None when nobody can tell."""
     found = conditions(model, inputs)
     if found is None:
@@ -167,16 +180,13 @@ def generalised(
     if other is None:
         return None
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            deps = analyze(model, [*examples, inputs, other])
-        translation(first.plan, deps.plan)
+        here, there = _analysis(model, inputs), _analysis(model, other)
+        named = [labels(d.plan, translation(first.plan, d.plan)) for d in (here, there)]
     except AutoeideticError:
         return None
-    here, there = len(examples), len(examples) + 1
-    if deps.capture.way != "meta" or along != used_parameters(deps, here):
+    if here.capture.way != "meta" or along != used_parameters(here):
         return None
-    return sizes if alike(deps, here, there) else None
+    return sizes if alike((here, there), named) else None
 
 
 def _check_heads(first: Blueprint, made: Blueprint) -> None:

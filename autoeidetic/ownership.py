@@ -90,6 +90,23 @@ class Ownership(Tags):
         dim = 0 if long[0] == 0 else long[-1]  # rows of a weight, or channels in the last place
         self.owners[view.name] = vector(self.units.new(view.shape[dim]), dim, view.shape)
 
+    def own_channels(self, value: Value, dim: int) -> None:
+        """Give a parameter that is read like an activation units along the channels of that.
+
+        A table of relative positions that goes through a layer: its rows are no units.
+        """
+        view = value.parameter
+        if view is None or value.tags is not None or self.is_assigned(view):
+            return
+        along = [
+            d
+            for d, coordinate in enumerate(view.coordinates())
+            if coordinate is not None and varies(coordinate) == [dim % len(value.shape)]
+        ]
+        if len(along) == 1:
+            units = self.units.new(view.shape[along[0]])
+            self.owners[view.name] = vector(units, along[0], view.shape)
+
     def complete(self, name: str) -> Tensor:
         """The owners of a parameter, with one unit for all elements that have none yet."""
         owner = self.owners[name]

@@ -12,7 +12,7 @@ import inspect
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from .agreement import canonical, labels
+from .agreement import canonical
 from .capture import preserved
 from .dependencies import Dependencies
 from .graph import operator_name
@@ -187,7 +187,7 @@ def _first_uses(graph: fx.Graph, names: Mapping[str, str]) -> list[str]:
     return list(dict.fromkeys(used))
 
 
-def used_parameters(deps: Dependencies, example: int) -> list[str]:
+def used_parameters(deps: Dependencies) -> list[str]:
     """The parameters that an analysed call uses, in order."""
     names = {
         node.name: str(node.target)
@@ -196,7 +196,7 @@ def used_parameters(deps: Dependencies, example: int) -> list[str]:
     }
     used = (
         names[source.name]
-        for node in _nodes(deps, example)
+        for node in _nodes(deps)
         for source in node.all_input_nodes
         if source.name in names
     )
@@ -206,36 +206,34 @@ def used_parameters(deps: Dependencies, example: int) -> list[str]:
 # -- the places of channels --------------------------------------------------------------------
 
 
-def _nodes(deps: Dependencies, example: int) -> list[fx.Node]:
-    root = deps.capture.roots[example]
-    return [
-        node
-        for node in deps.capture.graph.nodes
-        if node.op == "call_function" and node.meta.get("scope", ())[:1] == (root,)
-    ]
+def _nodes(deps: Dependencies) -> list[fx.Node]:
+    return [node for node in deps.capture.graph.nodes if node.op == "call_function"]
 
 
-def alike(deps: Dependencies, left: int, right: int) -> bool:
-    """Do two analysed calls differ in nothing but sizes along which no channels lie?"""
-    named = labels(deps.plan, np.arange(deps.plan.classes + 1))
-    first, second = _nodes(deps, left), _nodes(deps, right)
+def alike(calls: tuple[Dependencies, Dependencies], named: Sequence[np.ndarray]) -> bool:
+    """Do two analysed calls differ in nothing but sizes along which no channels lie?
+
+    ``named``: names of the classes of each that both share.
+    """
+    first, second = map(_nodes, calls)
     if len(first) != len(second):
         return False
     same: dict[fx.Node, fx.Node] = {}
     for a, b in zip(first, second, strict=True):
-        if a.target != b.target or a.meta["module"] != b.meta["module"]:
+        if a.target != b.target or a.meta.get("module") != b.meta.get("module"):
             return False
-        if not _same_arguments(a, b, same, deps) or not _same_tags(a, b, deps, named):
+        tags = [deps.values.get(node.name) for deps, node in zip(calls, (a, b), strict=True)]
+        if not _same_arguments(a, b, same, calls[0]) or not _same_tags(tags, named):
             return False
         same[a] = b
     return True
 
 
-def _same_tags(a: fx.Node, b: fx.Node, deps: Dependencies, named: np.ndarray) -> bool:
-    one, two = deps.values.get(a.name), deps.values.get(b.name)
+def _same_tags(tags: Sequence[Tensor | None], named: Sequence[np.ndarray]) -> bool:
+    one, two = tags
     if one is None or two is None:
         return one is two
-    return canonical(one, named) == canonical(two, named)
+    return canonical(one, named[0]) == canonical(two, named[1])
 
 
 def _same_arguments(
@@ -251,11 +249,17 @@ def _same_arguments(
         if not isinstance(x, fx.Node):
             if type(x) is not type(y) or (x != y and not _may_differ(a, deps)):
                 return False
-        elif x is y or same.get(x) is y:
+        elif same.get(x) is y or _same_attribute(x, y):
             continue
         elif not (_is_given(x) and _is_given(y)) or not _may_be_another(a, x, deps):
             return False
     return True
+
+
+def _same_attribute(left: fx.Node, right: fx.Node) -> bool:
+    """The same parameter or buffer of the model; constants of a call have names of their own."""
+    both = left.op == right.op == "get_attr" and left.target == right.target
+    return both and not str(left.target).startswith("_constant_")
 
 
 def _is_given(node: fx.Node) -> bool:

@@ -34,6 +34,7 @@ def linear(algebra: Algebra, x: Value, weight: Value, bias: Value | None = None)
 
 
 def _layer(algebra: Algebra, x: Value, weight: Value) -> Value:
+    algebra.own_channels(x, -1)
     tags = algebra.tags(x)
     last = tags.dim() - 1
     if algebra.is_shared(tags, [last]):
