@@ -130,11 +130,14 @@ def finish(life: Life) -> None:
 
 
 def _said(life: Life, call: Call, task: Any) -> list[Tensor] | None:
-    """What a task says in eval mode; None when it refuses to."""
+    """What a task says in eval mode; None when it refuses to.
+
+    A change of mode puts pinned values back that somebody wrote over through ``.data``.
+    """
     training = life.net.training
-    life.net.eval()
     try:
-        return ask(life.net, call, task)
+        life.net.train()
+        return ask(life.net.eval(), call, task)
     except AutoeideticError:
         return None
     finally:
@@ -305,7 +308,13 @@ def _real(change: Callable[[Tensor], Tensor], inputs: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda x: change(x) if x.is_floating_point() else x, inputs)
 
 
-@action(2, lr=[1e3, 1e4, 1e5, 1e6, 1e7, 1e12, 1e30], steps=[1, 2, 3, 4], mode=["train", "eval"], call=MANY)
+@action(
+    2,
+    lr=[1e3, 1e4, 1e5, 1e6, 1e7, 1e12, 1e30],
+    steps=[1, 2, 3, 4],
+    mode=["train", "eval"],
+    call=MANY,
+)
 def diverge(life: Life, lr: float, steps: int, mode: str, call: int) -> None:
     """A learning rate that is far too high."""
     life.net.train(mode == "train")
@@ -495,7 +504,7 @@ def interrupt(life: Life, after: int, inner: Step) -> None:
         with _interrupted(after):
             run(life, inner)
     except KeyboardInterrupt:
-        pass
+        life.net.float()  # a change of type that stops halfway leaves any model in two types
 
 
 @contextmanager

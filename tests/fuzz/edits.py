@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -58,6 +59,9 @@ def new_parameter(life: Life, number: int) -> None:
 
 # -- types and layouts ----------------------------------------------------------------------------
 
+#: What is expected after another type and back: the same "bits"; or, where a warning of the
+#: package "told" that values were rounded, those of the rounded values from there on.
+ROUND_TRIPS = "bits"
 TYPES = {"double": torch.double, "bfloat16": torch.bfloat16, "half": torch.half}
 
 
@@ -69,15 +73,24 @@ TYPES = {"double": torch.double, "bfloat16": torch.bfloat16, "half": torch.half}
 def dtype(life: Life, via: str, meanwhile: str) -> None:
     """To another type and back; something may happen meanwhile."""
     kind = TYPES[via]
-    life.net.to(kind)
-    try:
-        _meanwhile(life, meanwhile, kind)
-    except RuntimeError as error:
-        if "not implemented for" not in str(error):
-            raise
-        raise Tolerated(f"torch cannot do this in {via}") from error
-    finally:
-        life.net.float()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            life.net.to(kind)
+            _meanwhile(life, meanwhile, kind)
+        except RuntimeError as error:
+            if "not implemented for" not in str(error):
+                raise
+            raise Tolerated(f"torch cannot do this in {via}") from error
+        finally:
+            life.net.float()
+    life.rounded = life.rounded or any(_of_the_package(each) for each in caught)
+    if ROUND_TRIPS == "told" and life.rounded:
+        life.memory.said.clear()  # recorded anew at the next look
+
+
+def _of_the_package(warning: warnings.WarningMessage) -> bool:
+    return warning.category.__module__.startswith("autoeidetic")
 
 
 def _meanwhile(life: Life, what: str, kind: torch.dtype) -> None:

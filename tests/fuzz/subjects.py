@@ -1,12 +1,14 @@
 """Subjects: a model and the calls that it is asked with.
 
 The first call is the example that ``convert`` gets. The others differ from it in one thing, which
-their kind names: "batch", "length", "size", "flag", "path", "layout".
+their kind names: "batch", "length", "size", "layout"; "flag", other arguments; "path", other code;
+"streams", two lengths; "view", a size on which the place of channels depends.
 """
 
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -132,7 +134,7 @@ FAMILIES: dict[str, _Family] = {
     ),
     "experts": _Family(
         models.Experts,
-        {"example": _tokens(1, 2), "path": _tokens(1, 2), "length": _tokens(2, 9)},
+        {"example": _tokens(1, 2), "path": _tokens(1, 2), "path, longer": _tokens(2, 9)},
     ),
     "hidden states": _Family(
         models.HiddenStates,
@@ -146,13 +148,13 @@ FAMILIES: dict[str, _Family] = {
         models.TwoStreams,
         {
             "example": lambda: (torch.randn(2, 3, 6), torch.randn(2, 5, 5)),
-            "length": lambda: (torch.randn(2, 5, 6), torch.randn(2, 3, 5)),
+            "streams": lambda: (torch.randn(2, 5, 6), torch.randn(2, 3, 5)),
             "batch": lambda: (torch.randn(4, 3, 6), torch.randn(4, 5, 5)),
         },
     ),
     "viewed as image": _Family(
         models.ViewedAsImage,
-        {"example": _image(2, 2, 2), "size": _image(2, 4, 2), "batch": _image(3, 2, 2)},
+        {"example": _image(2, 2, 2), "view": _image(2, 4, 2), "batch": _image(3, 2, 2)},
     ),
     "words": _Family(
         models.Words,
@@ -184,7 +186,7 @@ def subject(name: str, seed: int, without: frozenset[str] = frozenset()) -> Subj
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         build, calls = _parts(name, seed)
-        kept = [call for call in calls if f"call:{call.kind.split()[0]}" not in without]
+        kept = [call for call in calls if f"call:{re.split('[ ,]', call.kind)[0]}" not in without]
         tried = [_tried(build, call) for call in kept]
     usable = tuple(call for call, _ in tried if call is not None)
     return Subject(name, build, usable, smooth=all(smooth for _, smooth in tried))
