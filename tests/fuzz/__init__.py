@@ -9,8 +9,8 @@ every finished task answers with the bits that it had when it was finished, or a
     subjects  a model with the calls that it is asked with, from here, the zoo and random blocks
     script    what is drawn from a seed: plain data that prints as Python
     oracle    what is recorded, what is compared, what counts as a finding
-    actions   what a user does: one small function each, in a registry; ``edits`` writes and
-              exchanges modules, ``loose_ends`` has threads, compilers and misuse
+    registry  actions, what a user does: one small function each, with options to draw from
+    actions   all of them: ``tasks``, ``training``, ``copies``, ``edits``, ``loose_ends``
     life      runs a script
     shrink    the shortest script with the same finding
     without   named safeguards that can be taken out, to see that the fuzzer misses them

@@ -13,9 +13,10 @@ from torch.nn.utils import parametrizations
 
 from autoeidetic import EideticNet
 
-from .actions import MANY, _call, _real, _step, _training_call, action
 from .life import Life, Tolerated
 from .oracle import ask, verified
+from .registry import MANY, action
+from .training import call_of, real, take_step, training_inputs
 
 # -- writing --------------------------------------------------------------------------------------
 
@@ -95,12 +96,12 @@ def _of_the_package(warning: warnings.WarningMessage) -> bool:
 
 def _meanwhile(life: Life, what: str, kind: torch.dtype) -> None:
     net, call = life.net, life.subject.calls[0]
-    inputs = _real(lambda x: x.to(kind), call.inputs)
+    inputs = real(lambda x: x.to(kind), call.inputs)
     if what == "ask" and net.tasks:
         ask(net, type(call)(call.kind, inputs), 0)
     elif what == "train":
         optimizer = torch.optim.AdamW(net.parameters(), 0.01, weight_decay=0.5)
-        _step(life, optimizer, _real(lambda x: x.to(kind), _training_call(life, 0)), clip=True)
+        take_step(life, optimizer, real(lambda x: x.to(kind), training_inputs(life, 0)), clip=True)
     elif what == "finish":
         net.finish_task()
     elif what == "prepare":
@@ -121,7 +122,7 @@ def memory_format(life: Life, train: bool) -> None:
     try:
         if train:
             optimizer = torch.optim.SGD(life.net.parameters(), 0.1, momentum=0.9)
-            _step(life, optimizer, _training_call(life, 0), clip=True)
+            take_step(life, optimizer, training_inputs(life, 0), clip=True)
     finally:
         for parameter in life.net.parameters():
             stride = layout.get(parameter, parameter.stride())
@@ -149,7 +150,7 @@ def edit_head(life: Life, task: int, how: str) -> None:
         raise Tolerated("no head of its own")
     heads: Any = net.heads[name]
     key = next(iter(heads))
-    _remember(life, net.heads, heads)
+    _remember_heads(life, name)
     if how == "exchange":
         heads[key] = _other(heads[key])
     elif how == "sequential":
@@ -163,6 +164,21 @@ def edit_head(life: Life, task: int, how: str) -> None:
         holder, _, last = leaf.rpartition(".")
         value = heads[key].get_parameter(leaf)
         setattr(heads[key].get_submodule(holder), last, nn.Parameter(torch.randn_like(value)))
+
+
+def _remember_heads(life: Life, name: str) -> None:
+    """How to put the heads of a task back, unless it has got others meanwhile."""
+    heads: Any = life.net.heads
+    own = heads[name]
+    modules, now = dict(own._modules), life.net
+
+    def put_back() -> None:
+        if life.net is now and heads._modules.get(name, own) is own:
+            heads._modules[name] = own
+            own._modules.clear()
+            own._modules.update(modules)
+
+    life.undo.append(put_back)
 
 
 def _other(module: nn.Module) -> nn.Module:
@@ -262,6 +278,6 @@ def hooked(life: Life, call: int) -> None:
     handle = first.register_forward_hook(lambda *given: seen.append(given))
     try:
         if life.net.tasks:
-            ask(life.net.eval(), _call(life, call), 0)
+            ask(life.net.eval(), call_of(life, call), 0)
     finally:
         handle.remove()

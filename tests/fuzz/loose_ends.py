@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import lives
@@ -14,10 +15,11 @@ import autoeidetic
 from autoeidetic import EideticNet
 from autoeidetic.errors import AutoeideticError
 
-from .actions import MANY, _call, _loss, _training_call, action, training_pass
 from .life import Life, Tolerated
 from .oracle import Finding, ask
+from .registry import MANY, action
 from .subjects import Call
+from .training import call_of, loss_of, training_inputs, training_pass
 
 PATIENCE = 20.0  # seconds until a thread counts as hanging
 A_MOMENT = 0.05  # until a thread that waits for another counts as waiting
@@ -38,9 +40,15 @@ class Asker:
             self.error = error
 
     def start(self) -> None:
-        """Let it ask; it may have to wait until what goes on here is over."""
         self._thread.start()
+
+    def wait(self) -> None:
+        """Give it a moment; it may have to wait itself until what goes on here is over."""
         self._thread.join(A_MOMENT)
+
+    def is_here(self) -> bool:
+        """Is it the thread that runs this?"""
+        return threading.current_thread() is self._thread
 
     def result(self) -> list[Tensor] | None:
         """What it was told; None when it was refused."""
@@ -81,10 +89,7 @@ def threads(life: Life, task: int, while_: str) -> None:
     own = _finished(life)
     asker = Asker(life.net.eval(), life.subject.calls[0], own[task % len(own)])
     if while_ == "step":
-        optimizer = Disturbed(life.net.parameters(), 0.1, asker.start)
-        if life.subject.smooth:
-            _loss(training_pass(life, _training_call(life, 0))).backward()
-        optimizer.step()
+        _in_a_step(life, asker)
     else:
         _in_a_pass(life, asker, own[(task // 2) % len(own)])
     said = asker.result()
@@ -92,22 +97,53 @@ def threads(life: Life, task: int, while_: str) -> None:
         life.memory.expect(said, own[task % len(own)], 0, f"in the middle of a {while_}")
 
 
-def _in_a_pass(life: Life, asker: Asker, task: int) -> None:
-    """A pass for one task, in which another thread asks for another."""
-    mine, started = threading.get_ident(), []
+def _in_a_step(life: Life, asker: Asker) -> None:
+    """Another thread is in the middle of a pass when an optimizer writes, and goes on then."""
+    entered, written = threading.Event(), threading.Event()
 
-    def begin(*_: Any) -> None:
-        if threading.get_ident() == mine and not started:
-            started.append(True)
-            asker.start()
+    def pause(*_: Any) -> None:
+        if asker.is_here() and not entered.is_set():
+            entered.set()
+            written.wait(2 * A_MOMENT)
 
-    leaves = [m for m in life.net.backbone.modules() if not list(m.children())]
-    handles = [leaf.register_forward_hook(begin) for leaf in leaves]
+    def go_on() -> None:
+        written.set()
+        asker.wait()
+
+    optimizer = Disturbed(life.net.parameters(), 0.1, go_on)
+    if life.subject.smooth:
+        loss_of(training_pass(life, training_inputs(life, 0))).backward()
+    with _after_layers(life.net, pause):
+        asker.start()
+        entered.wait(A_MOMENT)
+        optimizer.step()
+        asker.result()
+
+
+@contextmanager
+def _after_layers(net: EideticNet, call: Callable[..., None]) -> Iterator[None]:
+    """Something is called after every layer."""
+    leaves = [m for m in net.backbone.modules() if not list(m.children())]
+    handles = [leaf.register_forward_hook(call) for leaf in leaves]
     try:
-        said = ask(life.net, life.subject.calls[0], task)
+        yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _in_a_pass(life: Life, asker: Asker, task: int) -> None:
+    """A pass for one task, in which another thread asks for another."""
+    started: list[bool] = []
+
+    def begin(*_: Any) -> None:
+        if not asker.is_here() and not started:
+            started.append(True)
+            asker.start()
+            asker.wait()
+
+    with _after_layers(life.net, begin):
+        said = ask(life.net, life.subject.calls[0], task)
     if not started:
         asker.start()
     life.memory.expect(said, task, 0, "when another thread asked in the middle of its pass")
@@ -120,7 +156,7 @@ def compiled(life: Life, backend: str, call: int) -> None:
     made: Any = torch.compile(life.net.eval(), backend=backend)
     try:
         for task in own:
-            said = ask(made, _call(life, call), task)
+            said = ask(made, call_of(life, call), task)
             known = life.memory.said[task].get(call, said)
             if not all(torch.allclose(a, b, 1e-3, 1e-4) for a, b in zip(said, known, strict=True)):
                 far = lives.distance(said, known)
