@@ -8,6 +8,7 @@ import pickle
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import autoeidetic
 from autoeidetic.errors import AutoeideticError
@@ -73,12 +74,20 @@ def keep_state(life: Life) -> None:
     life.state = {name: value.clone() for name, value in life.net.state_dict().items()}
 
 
-@action(0.5)
-def load_state(life: Life) -> None:
-    """A state of an earlier moment, perhaps of an earlier task."""
-    if life.state is None:
+@action(0.5, what=["kept", "noise"])
+def load_state(life: Life, what: str) -> None:
+    """A state of an earlier moment, perhaps of an earlier task; or of another network."""
+    if what == "noise":
+        now = life.net.state_dict()
+        _load(life, {name: _noisy(value) for name, value in now.items()})
+    elif life.state is None:
         raise Tolerated("none was kept")
-    _load(life, life.state)
+    else:
+        _load(life, life.state)
+
+
+def _noisy(tensor: Tensor) -> Tensor:
+    return tensor + 0.1 * torch.randn_like(tensor) if tensor.is_floating_point() else tensor
 
 
 def _load(life: Life, state: dict[str, Any]) -> None:

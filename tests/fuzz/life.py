@@ -33,7 +33,6 @@ NOT_YET: frozenset[str] = frozenset(
         "call:view",
         "write:buffers",
         "write:state_dict",
-        "write:average",
         "dtype:bfloat16",
         "dtype:half",
         "edit_head",
