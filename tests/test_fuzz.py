@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from fuzz import actions, life, without
-from fuzz.life import NOT_YET, Report, live
+from fuzz.life import Report, live
 from fuzz.script import Script, Step, draw, step
 from fuzz.shrink import shrunk
 from fuzz.without import SAFEGUARDS
@@ -37,16 +37,12 @@ def told(report: Report) -> str:
     return f"{short.finding}\nafter {short.finding.step}, in\n{short.script}"  # type: ignore[union-attr]
 
 
-#: Slow: what is compiled has tests of its own, and `benchmarks/lives.py` draws it as well.
-SLOW = frozenset({"compiled"})
-
-
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_nothing_moves_in_random_lives(shard: int) -> None:
     finished = 0
     seeds = range(FIRST + shard, FIRST + LIVES, SHARDS)
     for seed in seeds:
-        report = live(draw(seed), NOT_YET | SLOW)
+        report = live(draw(seed))
         if report.finding is not None:
             pytest.fail(f"seed {seed}: {told(report)}")
         finished += report.finished
@@ -110,6 +106,11 @@ FOUND: dict[str, Script] = {
     "overflow": two_tasks(
         step("diverge", 1, lr=1e5, steps=2, mode="train", call=0),
         step("finish", 2),
+        subject="mlp 7 none",
+    ),
+    "overflow, compiled": two_tasks(
+        step("diverge", 1, lr=1e5, steps=2, mode="train", call=0),
+        step("compiled", 2, backend="eager", call=0),
         subject="mlp 7 none",
     ),
     "a stray batch": finished(
@@ -215,7 +216,7 @@ def test_every_action_is_drawn_and_runs() -> None:
     assert seen == set(actions.ACTIONS)
 
 
-@pytest.mark.parametrize("name", sorted(set(actions.ACTIONS) - {"compiled"}))
+@pytest.mark.parametrize("name", sorted(actions.ACTIONS))
 def test_actions_are_not_all_tolerated(name: str) -> None:
     """Each does something on a plain network, and random numbers and settings stay."""
     before = torch.random.get_rng_state()
@@ -277,7 +278,7 @@ QUICK = ("pins", "nesting", "level norms", "heads read their own features")
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_safeguard_that_is_taken_out_is_missed(name: str) -> None:
-    count, report = without.until_found(name, FIRST, 40, NOT_YET | SLOW)
+    count, report = without.until_found(name, FIRST, 40)
     assert report is not None, f"not in {count} lives"
 
 

@@ -149,7 +149,7 @@ def _in_a_pass(life: Life, asker: Asker, task: int) -> None:
     life.memory.expect(said, task, 0, "when another thread asked in the middle of its pass")
 
 
-@action(0.05, backend=["eager", "aot_eager"], call=[0])
+@action(0.2, backend=["eager", "aot_eager"], call=[0])
 def compiled(life: Life, backend: str, call: int) -> None:
     """A compiled network says what the other does, up to rounding."""
     own = _finished(life)
