@@ -174,9 +174,11 @@ def interrupt(life: Life, after: int, inner: Step) -> None:
 def _interrupted(after: int) -> Iterator[None]:
     left = after
 
-    def trace(frame: FrameType, event: str, _: Any) -> None:
+    def trace(frame: FrameType, event: str, called: Any) -> None:
         nonlocal left
         code = frame.f_code
+        if event == "c_call" and called.__name__ in ("__exit__", "release"):
+            return  # Python looks for signals after such a call, not before: the lock is free
         if event in ("call", "c_call") and code.co_filename.startswith(HERE):
             if code.co_name == "_remove":  # what is done when an object is gone; it is swallowed
                 return
