@@ -158,11 +158,12 @@ def preserved(model: nn.Module) -> Iterator[None]:
                 _set_mode(module, False)
             yield
         finally:
+            # first: an interruption of the rest, which takes long, must not leave torch changed
+            torch.backends.mha.set_fastpath_enabled(fast_path)
             for module, mode in modes:
                 _set_mode(module, mode)
             for module, state in states:
                 _restore(module, state)
-            torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
 def _snapshot(module: nn.Module) -> dict[str, tuple[Any, Any]]:

@@ -21,7 +21,7 @@ from autoeidetic.zoo import plots
 from autoeidetic.zoo.page import plot_coverage, plot_times
 from autoeidetic.zoo.runner import Record, setting_line
 from autoeidetic.zoo.summary import bullets, summary
-from benchmarks import RESULTS, headline, learning_report
+from benchmarks import RESULTS, headline, learning_report, lives
 from benchmarks.speed_growth import growth_report
 from benchmarks.speed_tables import bytes_report, compare_summary, cost_report, giant_report
 
@@ -142,6 +142,14 @@ def learning(name: str, content: Record, images: Images) -> list[str]:
     return [line for line in lines if not line.startswith("# ") and content["command"] not in line]
 
 
+def lived(name: str, content: Record, images: Images) -> list[str]:
+    return [lives.lives_report(content["models"])]
+
+
+def lived_without(name: str, content: Record, images: Images) -> list[str]:
+    return [lives.without_report(content["models"])]
+
+
 def only_links(name: str, content: Record, images: Images) -> list[str]:
     return ["The table is in the file above."]
 
@@ -175,6 +183,13 @@ PARTS = (
     Part("learning-pretrained*", "A pretrained network", f"{LEARNING} pretrained", learning),
     Part("learning-scores*", "Scores at the same capacity", f"{LEARNING} scores", learning),
     Part("learning-kills", "Thirty kills", f"{LEARNING} kills", learning),
+    Part("lives", "Random lives", "python benchmarks/lives.py", lived),
+    Part(
+        "lives-without",
+        "Random lives without a safeguard",
+        "python benchmarks/lives.py --without all",
+        lived_without,
+    ),
     Part("drawings", "Drawings", "python benchmarks/drawings.py", only_links),
 )
 

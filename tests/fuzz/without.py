@@ -1,0 +1,149 @@
+"""Named safeguards that can be taken out, one at a time: without one, some life must show it.
+
+An entry gets a ``pytest.MonkeyPatch`` and disables one thing. A name that is gone from the package
+raises ``AttributeError`` there, so that no entry can become a patch of nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import test_safeguards as removed
+
+from autoeidetic import EideticNet, answering, spots
+from autoeidetic.answering import Answering
+from autoeidetic.layers.treatments import ComputedWeight, LevelNorms
+from autoeidetic.passes import PassLock
+from autoeidetic.pins import Pins
+
+from .life import NOT_YET, Report, live
+from .script import draw
+
+Patch = pytest.MonkeyPatch
+Remove = Callable[[Patch], None]
+
+SAFEGUARDS: dict[str, Remove] = {
+    "pins": removed.no_pins,
+    "frozen values": removed.no_frozen_values,
+    "zeros": removed.no_zeros,
+    "nesting": removed.nothing_hidden,
+    "frozen statistics": removed.loose_statistics,
+    "level norms": removed.without_treatment(LevelNorms),
+    "computed weights": removed.without_treatment(ComputedWeight),
+    "nested modules": removed.no_nested_modules,
+    "closure under requires": removed.open_pruning,
+    "heads read their own features": removed.blind_heads,
+}
+
+
+def safeguard(name: str) -> Callable[[Remove], Remove]:
+    """Register one; a second one of a name is an error."""
+
+    def add(remove: Remove) -> Remove:
+        if name in SAFEGUARDS:
+            raise ValueError(f"two safeguards are called {name!r}")
+        SAFEGUARDS[name] = remove
+        return remove
+
+    return add
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _no(*_: Any, **__: Any) -> bool:
+    return False
+
+
+@safeguard("pins before a pass")
+def _(patch: Patch) -> None:
+    patch.setattr(Pins, "before_forward", _nothing)
+
+
+@safeguard("pins after a step")
+def _(patch: Patch) -> None:
+    patch.setattr(Pins, "after_step", _nothing)
+
+
+@safeguard("spots")
+def _(patch: Patch) -> None:
+    patch.setattr(spots.Spots, "moved", _no)
+
+
+@safeguard("values that are not finite")
+def _(patch: Patch) -> None:
+    """Diverged free values are not set to zero for finished tasks."""
+    patch.setattr(Answering, "_diverged", _no)
+    patch.setattr(Answering, "_suspect", _no)
+
+
+@safeguard("finite when finished")
+def _(patch: Patch) -> None:
+    patch.setattr(EideticNet, "_check_finite", _nothing)
+
+
+@safeguard("exchanged modules")
+def _(patch: Patch) -> None:
+    patch.setattr(answering, "exchanged", _no)
+
+
+@safeguard("one pass at a time")
+def _(patch: Patch) -> None:
+    patch.setattr(PassLock, "__enter__", _nothing)
+    patch.setattr(PassLock, "__exit__", _nothing)
+
+
+@safeguard("whole steps")
+def _(patch: Patch) -> None:
+    """What is interrupted stays half done."""
+
+    @contextmanager
+    def as_it_comes(self: Answering) -> Iterator[None]:
+        yield
+
+    patch.setattr(Answering, "_whole", as_it_comes)
+
+
+@safeguard("states of other networks")
+def _(patch: Patch) -> None:
+    """``load_state_dict`` takes frozen values from anywhere."""
+    patch.setattr(Pins, "check", _nothing)
+    patch.delattr(Pins, "_load_from_state_dict")
+
+
+# -- running lives without one --------------------------------------------------------------------
+
+
+@contextmanager
+def without(name: str | None) -> Iterator[None]:
+    """For as long as this lasts, a safeguard is not there. None: all are."""
+    with pytest.MonkeyPatch.context() as patch:
+        if name is not None:
+            SAFEGUARDS[name](patch)
+        yield
+
+
+def until_found(
+    name: str, first: int, most: int, excluded: frozenset[str] = NOT_YET
+) -> tuple[int, Report | None]:
+    """How many lives it takes without a safeguard to the first finding, and that life.
+
+    Without rehearsals, which find some of it before a life begins.
+    """
+    with without(name):
+        for seed in range(first, first + most):
+            report = live(unrehearsed(seed), excluded)
+            if report.finding is not None:
+                return seed - first + 1, report
+    return most, None
+
+
+def unrehearsed(seed: int) -> Any:
+    from dataclasses import replace
+
+    script = draw(seed)
+    return replace(script, convert={**script.convert, "rehearse": False})
