@@ -563,8 +563,12 @@ class Answering(nn.Module):
     def _analysed(self, inputs: CallInputs) -> Call:
         """A call that is new, analysed."""
         with self._bare_model():
-            call = analysed(self.backbone, self._examples_now(), self.blueprint, inputs)
-        return self._calls.one_of(call)
+            found = analysed(self.backbone, self._examples_now(), self.blueprint, inputs)
+        call = self._calls.one_of(found)
+        if inputs.decisions is None:
+            key = (signature(inputs.args, inputs.kwargs), *found.decisions)
+            self._calls.paths[key] = call
+        return call
 
     @contextmanager
     def _bare_model(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from .dependencies import Dependencies
 from .errors import HeadError
 from .graph import Capture, operator_name, place
+from .nesting import output_leaves
 from .values import is_zero, varies
 
 _LAYERS = {
@@ -57,7 +58,7 @@ def features(deps: Dependencies) -> Features:
 def _outputs(deps: Dependencies) -> dict[fx.Node, Features]:
     """Outputs with channels; ``dim`` is 0 where it is not clear in which dimension they lie."""
     nodes = pytree.tree_leaves(deps.capture.outputs[0])
-    leaves = pytree.tree_leaves(deps.plan.outputs[0])
+    leaves = output_leaves(deps.plan.outputs[0])
     found: dict[fx.Node, Features] = {}
     for number, (node, classes) in enumerate(zip(nodes, leaves, strict=True)):
         if classes is not None and classes.dim() > 1 and not is_zero(classes):

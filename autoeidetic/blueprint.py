@@ -14,6 +14,7 @@ from .attach import check_whole, features
 from .dependencies import Dependencies
 from .errors import HeadError, Place
 from .graph import Capture, operator_name
+from .nesting import output_leaves
 from .plan import Nested, Plan, layer_of
 from .structure import Group
 from .values import compress, core, varies
@@ -102,7 +103,7 @@ def _blueprint(deps: Dependencies, heads: tuple[HeadPlan, ...], example: int) ->
     plan, capture = deps.plan, deps.capture
     classes = deps.values
     of = lambda node: classes.get(node.name)  # noqa: E731
-    leaves = pytree.tree_leaves(plan.outputs[example])
+    leaves = output_leaves(plan.outputs[example])
     split = tuple(_split(leaf, heads, plan) for leaf in leaves)
     structure = deps._structure
     nested = (each.within(example) for each in plan.nested)
@@ -202,7 +203,7 @@ def _same_leaf(head: HeadPlan, deps: Dependencies, example: int) -> HeadPlan:
         for outputs in (deps.plan.outputs[0], deps.plan.outputs[example])
     ]
     name = paths[0][head.reads]
-    leaves = pytree.tree_leaves(deps.plan.outputs[example])
+    leaves = output_leaves(deps.plan.outputs[example])
     found = leaves[paths[1].index(name)] if name in paths[1] else None
     if found is None or not _same_channels(found, head.inputs):
         raise HeadError(

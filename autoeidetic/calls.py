@@ -43,11 +43,12 @@ class Call:
     """A way of calling the model that was analysed.
 
     ``classes`` gives for each class of that analysis the class of the network's plan that has its
-    elements.
+    elements. ``decisions``: what the code has read out of tensors in the call that was analysed.
     """
 
     blueprint: Blueprint
     classes: Array
+    decisions: tuple[Hashable, ...] = ()
 
     def __deepcopy__(self, memo: Any) -> Call:
         return self  # immutable: copies of a network share it
@@ -167,7 +168,7 @@ def _agreed(model: nn.Module, first: Blueprint, deps: Dependencies) -> Call:
     classes = translation(first.plan, deps.plan)
     made = blueprints(model, deps)[-1]
     _check_heads(first, made)
-    return Call(made, classes)
+    return Call(made, classes, deps.capture.decisions)
 
 
 def generalised(model: nn.Module, first: Blueprint, inputs: CallInputs) -> Sizes | None:

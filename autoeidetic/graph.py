@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from .errors import Place
+
+#: Stands in the structure of an output for what is no tensor. Not None: some kinds of outputs leave
+#: out what is None, and then have another number of leaves.
+ABSENT = ...
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class Capture:
     module calls around it) and, for constants, ``const``. ``types`` has the class of every module
     by its path. ``outputs`` has the structure of each analysed call's output, ``roots`` the id of
     the call itself: the first of every ``scope`` in it.
+    ``decisions`` is what the code has read out of tensors in the last call.
     """
 
     graph: fx.Graph
@@ -50,6 +56,7 @@ class Capture:
     types: dict[str, str]
     outputs: tuple[Any, ...]
     roots: tuple[int, ...]
+    decisions: tuple[Hashable, ...]
 
     def example_of(self, scope: tuple[int, ...]) -> int:
         """The number of the analysed call that something in this scope belongs to."""

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from .graph import ModuleCall, operator_name
+from .graph import ABSENT, ModuleCall, operator_name
 from .plan import Nested, NestedCall, Norm
 from .propagate import MixingSite, Propagation
 from .tags import narrow
@@ -159,5 +159,11 @@ def _norms(
 
 
 def structure(nodes: Any, classes: ClassesOf) -> Any:
-    """The same structure with classes for nodes."""
-    return pytree.tree_map(lambda leaf: classes(leaf) if isinstance(leaf, fx.Node) else None, nodes)
+    """The same structure with classes for nodes; what is absent stays so."""
+    of = lambda leaf: classes(leaf) if isinstance(leaf, fx.Node) else leaf  # noqa: E731
+    return pytree.tree_map(of, nodes)
+
+
+def output_leaves(outputs: Any) -> list[Tensor | None]:
+    """The classes in each leaf of an output; None for one that is no tensor."""
+    return [None if leaf is ABSENT else leaf for leaf in pytree.tree_leaves(outputs)]

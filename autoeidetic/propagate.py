@@ -21,7 +21,7 @@ from torch._decomp import decomposition_table
 from .algebra import Algebra
 from .capture import capture_function
 from .errors import AutoeideticError, Place, RuleError
-from .graph import Capture, operator_name, place
+from .graph import ABSENT, Capture, operator_name, place
 from .plan import layer_of
 from .rules import find_rule
 from .trees import convert, leaves
@@ -305,7 +305,7 @@ def _lookup(value: Any, values: dict[fx.Node, Any]) -> Any:
         return values[value]
     if isinstance(value, (tuple, list)):
         return [_lookup(item, values) for item in value]
-    return value
+    return None if value is ABSENT else value
 
 
 def _common(left: Scope, right: Scope) -> Scope:

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from . import shapes
 from .decisions import content, decides, outcome
 from .errors import CaptureError, EnforcementError, Place
-from .graph import Capture, ModuleCall
+from .graph import ABSENT, Capture, ModuleCall
 from .trees import convert, leaves
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
@@ -144,6 +144,7 @@ class Recorder:
         self.recorded = 0  # how many operators so far
         self.inputs = 0  # how many tensors the calls were given
         self.decisions: Iterator[Hashable] | None = None  # what the code is known to read
+        self.decided: list[Hashable] = []  # what it has read in the last call
         self.busy = False
 
     def _name_everything(self) -> None:
@@ -236,8 +237,8 @@ class Recorder:
     def finish(self, outputs: list[Any]) -> Capture:
         """The graph of all calls so far, with their outputs one after another."""
         items, spec = pytree.tree_flatten(tuple(outputs))
-        nodes = [self._node(item) if isinstance(item, Tensor) else None for item in items]
-        self.graph.output(tuple(nodes))
+        nodes = [self._node(item) if isinstance(item, Tensor) else ABSENT for item in items]
+        self.graph.output(tuple(None if node is ABSENT else node for node in nodes))
         return self._captured(pytree.tree_unflatten(nodes, spec))
 
     def unfinished(self) -> Capture:
@@ -256,6 +257,7 @@ class Recorder:
             types=self.types,
             outputs=outputs,
             roots=tuple(ident for ident, call in self.calls.items() if len(call.scope) == 1),
+            decisions=tuple(self.decided),
         )
 
     # -- one operator ------------------------------------------------------------------
@@ -280,7 +282,7 @@ class Recorder:
         Raises:
             EnforcementError: the code reads something else.
         """
-        self.decisions = None if decisions is None else iter(decisions)
+        self.decisions, self.decided = None if decisions is None else iter(decisions), []
         yield
         if self.way == "real" and self.decisions is not None:
             if next(self.decisions, None) is not None:
@@ -290,6 +292,7 @@ class Recorder:
     def _decided(self, own: tuple[Any, ...], output: Any) -> Any:
         """The result of an operator that may decide the path: a number as it is known to be."""
         if self.decisions is None:
+            self.decided.append(own)
             return output
         known: Any = next(self.decisions, None)
         if known == own:

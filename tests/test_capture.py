@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 import autoeidetic
 from autoeidetic import shapes
 from autoeidetic.capture import capture
-from autoeidetic.graph import operator_name
+from autoeidetic.graph import ABSENT, operator_name
 from autoeidetic.inputs import call_inputs
 
 aten = torch.ops.aten
@@ -352,7 +352,7 @@ def test_output_keeps_its_structure() -> None:
     model, inputs = MODELS["dictionary"]()
     output = capture(model, call_inputs(model, inputs)).outputs[0]
     assert set(output) == {"y", "parts", "none"}
-    assert output["none"] is None
+    assert output["none"] is ABSENT
     assert isinstance(output["parts"][0], fx.Node)
 
 

@@ -26,6 +26,9 @@ from autoeidetic import answering
 from autoeidetic.pins import Pins
 from benchmarks import lives
 
+#: An interruption that is simulated may come while a finalizer runs, where Python ignores it aloud.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 LIVES = int(os.environ.get("AUTOEIDETIC_LIVES", "200"))
 FIRST = 100_000 * int(os.environ.get("AUTOEIDETIC_SEED", "0"))
 SHARDS = 8

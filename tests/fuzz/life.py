@@ -25,26 +25,7 @@ from .script import Script, Step
 
 #: What is not safe yet, to be emptied: tags of steps ("write:buffers"), kinds of calls
 #: ("call:path") and subjects ("subject:experts") that lives are run without.
-NOT_YET: frozenset[str] = frozenset(
-    {
-        "call:path",
-        "call:flag",
-        "call:streams",
-        "call:view",
-        "write:buffers",
-        "write:state_dict",
-        "dtype:bfloat16",
-        "dtype:half",
-        "edit_head",
-        "edit_module",
-        "diverge",
-        "bad_batch",
-        "threads:step",
-        "misuse",
-        "subject:experts",
-        "subject:mlp 7 none",
-    }
-)
+NOT_YET: frozenset[str] = frozenset()
 
 
 class Tolerated(Exception):  # noqa: N818
