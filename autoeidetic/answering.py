@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from . import compiled, enforce, heads, initialise, routing, seal
+from . import compiled, enforce, heads, hooks, initialise, routing, seal
 from .bits import alike, finite
 from .blueprint import ATTACHED, Blueprint, HeadPlan
 from .calls import Call, Calls, analysed, generalised
@@ -91,6 +91,7 @@ class Answering(nn.Module):
         self.check_calls = True
         self._calls = Calls.of(examples, made)
         self._call = self._calls.first
+        self._hooks = hooks.hooks_of(model)
         self.keep_head = keep_head
         self.recycle = recycle
         self.owners = Owners.none(
@@ -574,7 +575,12 @@ class Answering(nn.Module):
     def _bare_model(self) -> Iterator[None]:
         """The backbone as the model that it was, in the mode in which it was analysed."""
         device = device_of(self.backbone, "").type
-        with self.unguarded(), torch.autocast(device, enabled=False), torch.inference_mode(False):
+        with (
+            self.unguarded(),
+            hooks.only(self.backbone, self._hooks),
+            torch.autocast(device, enabled=False),
+            torch.inference_mode(False),
+        ):
             yield
 
     def _examples_now(self) -> tuple[CallInputs, ...]:

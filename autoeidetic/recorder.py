@@ -172,7 +172,11 @@ class Recorder:
         """Make a placeholder node for each tensor of the inputs; return what to call with."""
         items, spec = pytree.tree_flatten(inputs)
         tensors = [item for item in items if isinstance(item, Tensor)]
-        stands = iter([self._placeholder(t) for t in tensors])
+        self.busy = True  # stand-ins are no constants of the call
+        try:
+            stands = iter([self._placeholder(t) for t in tensors])
+        finally:
+            self.busy = False
         items = [next(stands) if isinstance(item, Tensor) else item for item in items]
         return pytree.tree_unflatten(items, spec)
 

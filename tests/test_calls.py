@@ -355,6 +355,19 @@ def test_dtypes_and_autocast() -> None:
         assert call(net, others[1], task=0).dtype == torch.bfloat16
 
 
+def test_hooks_see_no_analysis() -> None:
+    net = shown(PositionTable(), r(2, 5, 6)).eval()
+    seen: list[torch.device] = []
+    module: Any = net.backbone.mix
+
+    def note(_: Any, __: Any, output: Tensor) -> None:
+        seen.append(output.device)
+
+    module.register_forward_hook(note)
+    call(net, r(3, 7, 6), task=0)
+    assert seen == [torch.device("cpu")]
+
+
 # -- sizes ----------------------------------------------------------------------------------------
 
 

@@ -194,7 +194,7 @@ def test_verify_mistakes(saved: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     [
         ("", "no models are chosen"),
         ("--models test_resnt", "did you mean 'test_resnet'"),
-        ("--models test_vit --workers 0", "--workers 0; pass a number above 0"),
+        ("--models test_vit --workers 0", "--workers 0 is not above 0; pass a number above 0"),
         ("--models test_vit --seconds -1", "--seconds -1"),
         ("--models test_vit --max-params nan", "--max-params nan"),
         ("--models test_vit --output a/b", "is not the plain name of a file"),

@@ -194,7 +194,7 @@ def test_impossible_tables_are_refused() -> None:
     include = torch.ones(2, 4, dtype=torch.bool)
     with pytest.raises(ValueError, match="one of 2 levels"):
         LevelTable(include, torch.tensor([0, 0, 1, 2]))
-    with pytest.raises(ValueError, match="current level 2 of 2"):
+    with pytest.raises(ValueError, match="the current level is 2, and there are 2"):
         LevelTable(include, torch.tensor([0, 0, 1, 1]), 2)
     with pytest.raises(ValueError, match="4 channels do not divide into 3 groups"):
         LevelTable(include, torch.tensor([0, 0, 1, 1])).grouped(3)
