@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 import test_safeguards as removed
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from autoeidetic import EideticNet, answering, spots
+from autoeidetic import EideticNet, answering, recheck, spots
 from autoeidetic.answering import Answering
 from autoeidetic.layers.treatments import ComputedWeight, LevelNorms
 from autoeidetic.passes import PassLock
 from autoeidetic.pins import Pins
+from autoeidetic.store import Store
 
 from .life import NOT_YET, Report, live
 from .script import draw
@@ -89,6 +92,63 @@ def _(patch: Patch) -> None:
 @safeguard("exchanged modules")
 def _(patch: Patch) -> None:
     patch.setattr(answering, "exchanged", _no)
+
+
+@safeguard("calls are analysed")
+def _(patch: Patch) -> None:
+    """A call is answered as if it were the first example."""
+    patch.setattr(Answering, "_meet", _nothing)
+    patch.setattr(Answering, "_watched_pass", Answering._pass)
+    _unchecked_outputs(patch)
+
+
+def _unchecked_outputs(patch: Patch) -> None:
+    part = Answering._part
+
+    def as_it_is(self: Answering, output: Any, position: int, asked: Any) -> Any:
+        if len(pytree.tree_leaves(output)) != len(self._call.blueprint.outputs):
+            return output
+        return part(self, output, position, asked)
+
+    patch.setattr(Answering, "_part", as_it_is)
+
+
+@safeguard("paths of data are watched")
+def _(patch: Patch) -> None:
+    patch.setattr(Answering, "_watched_pass", Answering._pass)
+
+
+@safeguard("earlier tasks are asked before one is finished")
+def _(patch: Patch) -> None:
+    """And an answer that is not finite is not looked into, for that heals it."""
+    patch.setattr(recheck, "finished", _nothing)
+    patch.setattr(Answering, "_suspect", _no)
+
+
+@safeguard("the store is out of reach")
+def _(patch: Patch) -> None:
+    """A state of the network has the frozen values themselves, not copies."""
+
+    def save(self: Pins, destination: Any, prefix: str, keep_vars: bool) -> None:
+        for name in self._store:
+            destination[prefix + name.replace(".", "/")] = self._store.exact(name)
+
+    patch.setattr(Pins, "_save_to_state_dict", save)
+
+
+@safeguard("frozen values stay exact in other types")
+def _(patch: Patch) -> None:
+    def like(self: Store, name: str, tensor: Tensor) -> Tensor:
+        self._exact[name] = self._exact[name].to(tensor.dtype)
+        return self._exact[name]
+
+    patch.setattr(Store, "like", like)
+
+
+@safeguard("steps and passes exclude each other")
+def _(patch: Patch) -> None:
+    patch.setattr(PassLock, "begin_step", _nothing)
+    patch.setattr(PassLock, "end_step", _nothing)
 
 
 @safeguard("one pass at a time")
