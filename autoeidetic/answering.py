@@ -263,7 +263,7 @@ class Answering(nn.Module):
             known = None if problem else tuple(seen)
             call = self._analysed(CallInputs(args, kwargs, known))
             if problem is None:
-                self._calls.paths[key] = call
+                self._calls.remember(self._calls.paths, key, call)
         if call is not self._call:
             self._protect(call)
             return self._watched_pass(tasks, args, kwargs)
@@ -541,7 +541,7 @@ class Answering(nn.Module):
         if refusal is None:
             try:
                 call = self._calls.find(self.backbone, inputs) or self._analysed_alone(inputs)
-                self._calls.known[key] = call
+                self._calls.remember(self._calls.known, key, call)
                 return call
             except AutoeideticError as error:
                 refusal = self._calls.refused[key] = error
@@ -568,7 +568,7 @@ class Answering(nn.Module):
         call = self._calls.one_of(found)
         if inputs.decisions is None:
             key = (signature(inputs.args, inputs.kwargs), *found.decisions)
-            self._calls.paths[key] = call
+            self._calls.remember(self._calls.paths, key, call)
         return call
 
     @contextmanager

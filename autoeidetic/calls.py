@@ -36,6 +36,8 @@ Array = np.ndarray
 _SINGLE = 3
 #: So often at most.
 _TRIES = 4
+#: Calls that are known at a time: a number that is new in each call must not fill the memory.
+_MOST = 10_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +136,12 @@ class Calls:
         key = kind(inputs.args, inputs.kwargs)
         self.single[key] += 1
         return self.single[key] % _SINGLE == 0 and self.single[key] <= _SINGLE * _TRIES
+
+    def remember(self, calls: dict[Hashable, Call], key: Hashable, call: Call) -> None:
+        """Note a call in one of the two tables, which do not grow for ever."""
+        if len(calls) >= _MOST:
+            calls.clear()
+        calls[key] = call
 
     def one_of(self, call: Call) -> Call:
         """The call, or one that is known and protected by the same masks."""

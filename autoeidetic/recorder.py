@@ -272,10 +272,7 @@ class Recorder:
         """Run an operator and, when it depends on an input or a parameter, record it."""
         self.busy = True
         try:
-            output = self._operator(func, args, kwargs, whole)
-            if self.way == "real" and decides(func, args):
-                output = self._decided(outcome(func, output), output)
-            return output
+            return self._operator(func, args, kwargs, whole)
         finally:
             self.busy = False
 
@@ -293,18 +290,36 @@ class Recorder:
                 raise self._decided_otherwise()
         self.decisions = None
 
-    def _decided(self, own: tuple[Any, ...], output: Any) -> Any:
-        """The result of an operator that may decide the path: a number as it is known to be."""
-        if self.decisions is None:
-            self.decided.append(own)
+    def _decided(self, func: Any, args: Any, output: Any) -> Any:
+        """The result of an operator; where it may decide the path, as it is known to be."""
+        if self.way != "real" or not decides(func, args):
             return output
-        known: Any = next(self.decisions, None)
+        own = outcome(func, output)
+        known = self._next_decision(own)
         if known == own:
             return output
-        number = known is not None and len(known) == len(own) == 2 and known[0] == own[0]
-        if not number or isinstance(known[1], tuple):
+        leaves, structure = pytree.tree_flatten(output)
+        if known[:1] != own[:1] or len(known) != len(own):
             raise self._decided_otherwise()
-        return known[1]
+        # of a tensor the shape is known, and of what it holds only that it is a place: zeros are
+        same = [
+            leaf.new_zeros(what) if isinstance(leaf, Tensor) else what
+            for leaf, what in zip(leaves, known[1:], strict=True)
+        ]
+        return pytree.tree_unflatten(same, structure)
+
+    def _next_decision(self, own: tuple[Hashable, ...]) -> Any:
+        """What the code is known to read at this place; else what it has read now."""
+        if self.decisions is None:
+            self.decided.append(own)
+            return own
+        return next(self.decisions, ())
+
+    def _read(self, func: Any, tensor: Tensor) -> None:
+        """The content of a tensor is given away."""
+        own = content(func, tensor)
+        if self.way == "real" and self._next_decision(own) != own:
+            raise self._decided_otherwise()
 
     def _decided_otherwise(self) -> EnforcementError:
         return EnforcementError(
@@ -328,10 +343,10 @@ class Recorder:
         if schema.written is not None:
             return self._write(func, schema, args, kwargs, bool(live))
         if not live:
-            return self._constant(func, schema, args, kwargs)
+            return self._decided(func, args, self._constant(func, schema, args, kwargs))
         if schema.reads_data and self.way == "meta":
             raise RuntimeError(f"{func} looks at data that depends on the input or a parameter")
-        output = self._compute(func, args, kwargs, whole)
+        output = self._decided(func, args, self._compute(func, args, kwargs, whole))
         if func is torch.ops.aten.as_strided.default:
             args = self._from_storage(*args, **kwargs)
             kwargs = {}
@@ -361,12 +376,11 @@ class Recorder:
     def leave_torch(self, func: Any, tensor: Tensor) -> None:
         """A tensor is about to become a list or a numpy array, which cannot be followed."""
         if not self._is_live(tensor):
-            if self.way == "real":
-                self._decided(content(func, tensor), None)
+            self._read(func, tensor)
             return
         if self.way == "meta":
             raise RuntimeError(f"{func.__name__} reads a value that depends on input or parameters")
-        self._decided(content(func, tensor), None)
+        self._read(func, tensor)
         node = self._create(torch.ops.aten._local_scalar_dense.default, (tensor,), {})
         node.meta.update(shape=(), read_by_python=True)
 

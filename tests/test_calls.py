@@ -175,6 +175,26 @@ class MeanOverTokens(nn.Module):
         return self.head(self.mix(self.soft(self.a(x))).relu().mean(1))
 
 
+class RoutedAfterNorm(nn.Module):
+    """Where tokens go depends on a norm, which computes otherwise once there are several tasks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm, self.gate = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.stem(x))
+        best = self.gate(y).argmax(-1)
+        out = y
+        for number, expert in enumerate(self.experts):
+            rows = (best == number).nonzero()[:, 0]
+            if len(rows) > 0:
+                out = out.index_add(0, rows, expert(y[rows]))
+        return self.head(out)
+
+
 def r(*size: int) -> Tensor:
     return torch.randn(size)
 
@@ -353,6 +373,13 @@ def test_dtypes_and_autocast() -> None:
     assert same(said, answers(net, others[0], 0))
     with torch.autocast("cpu", torch.bfloat16):
         assert call(net, others[1], task=0).dtype == torch.bfloat16
+
+
+@pytest.mark.filterwarnings("ignore:Python code looks at a value")
+def test_decisions_of_the_network_and_not_of_the_model() -> None:
+    x = r(40, 6)
+    net = shown(RoutedAfterNorm(), x).eval()
+    keeps(net, x, x, r(40, 6), r(9, 6))
 
 
 def test_hooks_see_no_analysis() -> None:
