@@ -44,6 +44,7 @@ from .surroundings import (
 )
 
 Self = TypeVar("Self", bound="Answering")
+_FUSED = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
 #: For each output layer or number of an output, and each task, what the task may see of it.
 _Visible = dict[tuple[str | int, int], Tensor | None]
 #: Guards by the path of their module, and what tasks may see.
@@ -92,6 +93,8 @@ class Answering(nn.Module):
         self._calls = Calls.of(examples, made)
         self._call = self._calls.first
         self._hooks = hooks.hooks_of(model)
+        # torch's own transformer layers pass the norms in them by, where fused kernels are allowed
+        self._fused = any(isinstance(module, _FUSED) for module in model.modules())
         self.keep_head = keep_head
         self.recycle = recycle
         self.owners = Owners.none(
@@ -157,6 +160,8 @@ class Answering(nn.Module):
         """
         if not torch.compiler.is_compiling():
             return self._eagerly(task, args, kwargs)
+        if self._fused and not self.training and torch.backends.mha.get_fastpath_enabled():
+            return compiled.uncompiled(Answering._eagerly, self, task, args, kwargs)
         if not compiled.is_known(self._number, signature(args, kwargs)):
             if self._call.blueprint.looks:
                 return compiled.uncompiled(Answering._eagerly, self, task, args, kwargs)

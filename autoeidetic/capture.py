@@ -131,6 +131,8 @@ def _record(recorder: Recorder, model: nn.Module, inputs: CallInputs) -> Any:
     with (
         _MODULE_CALL_LOCK,
         torch.no_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast(_device(model), enabled=False),
         preserved(model),
         _module_calls(recorder),
         _DispatchMode(recorder),
@@ -139,6 +141,11 @@ def _record(recorder: Recorder, model: nn.Module, inputs: CallInputs) -> Any:
         args, kwargs = recorder.placeholders((inputs.args, inputs.kwargs))
         with recorder.deciding(inputs.decisions):
             return model(*args, **kwargs)
+
+
+def _device(model: nn.Module) -> str:
+    kinds = {parameter.device.type for parameter in model.parameters()} - {"meta"}
+    return kinds.pop() if kinds else "cpu"
 
 
 @contextmanager

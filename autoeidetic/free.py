@@ -89,12 +89,17 @@ class FreeValues:
 
     @contextmanager
     def set_to_zero(self) -> Iterator[None]:
-        """For as long as this lasts, nothing free has a value."""
+        """For as long as this lasts, nothing free has a value.
+
+        What weights are computed from is one instead: a weight norm divides by its length.
+        """
+        entries = self.blueprint.plan.parameters
+        divides = {name for name, e in entries.items() if any(r.transformed for r in e.reads)}
         tensors = self.tensors()
         before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         try:
             for name, tensor in tensors.items():
-                self.write(name, torch.zeros_like(tensor))
+                self.write(name, torch.full_like(tensor, float(name in divides)))
             yield
         finally:
             for name, tensor in tensors.items():

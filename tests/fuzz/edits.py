@@ -224,7 +224,10 @@ def edit_module(life: Life, number: int, how: str) -> None:
         return
     _remember(life, parent)
     if how == "exchange":
-        parent._modules[name] = _other(life.subject.build().get_submodule(path))
+        fresh = dict(life.subject.build().named_modules())
+        if path not in fresh:
+            raise Tolerated("a layer that the model does not have")
+        parent._modules[name] = _other(fresh[path])
     elif how == "identity":
         parent._modules[name] = nn.Identity()
     elif how == "delete":

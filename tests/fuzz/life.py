@@ -86,6 +86,7 @@ class Life:
         for each in reversed(self.undo):
             each()
         self.undo = []
+        self.net.train(self.net.training)  # what was put aside has the mode of then
 
     def check(self) -> None:
         self.memory.check(self.net, self.subject)
