@@ -22,6 +22,7 @@ from autoeidetic.zoo.page import plot_coverage, plot_times
 from autoeidetic.zoo.runner import Record, setting_line
 from autoeidetic.zoo.summary import bullets, summary
 from benchmarks import RESULTS, headline, learning_report, lives
+from benchmarks.speed_calls import calls_report
 from benchmarks.speed_growth import growth_report
 from benchmarks.speed_tables import bytes_report, compare_summary, cost_report, giant_report
 
@@ -142,6 +143,10 @@ def learning(name: str, content: Record, images: Images) -> list[str]:
     return [line for line in lines if not line.startswith("# ") and content["command"] not in line]
 
 
+def called(content: Any) -> list[str]:
+    return [calls_report(content["models"])]
+
+
 def lived(name: str, content: Record, images: Images) -> list[str]:
     return [lives.lives_report(content["models"])]
 
@@ -176,6 +181,7 @@ PARTS = (
     Part("speed-eval", "Evaluation", f"{SPEED} eval", costs),
     Part("speed-prune", "Pruning", f"{SPEED} prune", costs),
     Part("speed-memory", "Memory", f"{SPEED} memory", sizes),
+    Part("speed-calls", "Calls that no example has shown", f"{SPEED} calls", called),
     Part("speed-growth", "Growth", f"{SPEED} growth", growth),
     Part("learning-permuted*", "Permuted MNIST", f"{LEARNING} permuted", learning),
     Part("learning-split*", "Five tasks of two classes", f"{LEARNING} split", learning),

@@ -4,6 +4,7 @@
     python benchmarks/speed.py analyze --models resnet18 test_vit
     python benchmarks/speed.py analyze --giant            # a billion parameters, on meta
     python benchmarks/speed.py step                       # also: eval, prune, memory
+    python benchmarks/speed.py calls                      # sizes that no example has shown
     python benchmarks/speed.py growth                     # with width, depth, tasks, share frozen
 
 See README.md in this directory for what is measured and how.
@@ -35,6 +36,7 @@ from autoeidetic.zoo.runner import (
     setting_line,
 )
 from benchmarks import RESULTS
+from benchmarks.speed_calls import NETWORKS, calls, calls_report
 from benchmarks.speed_growth import POINTS, grown, growth_report
 from benchmarks.speed_memory import memory
 from benchmarks.speed_steps import evaluate, prune, step
@@ -119,6 +121,7 @@ SECTIONS = {
     "eval": Section(evaluate, lambda: BATCHES, cost_report),
     "prune": Section(prune, lambda: ["resnet50"], cost_report),
     "memory": Section(memory, lambda: BATCHES, bytes_report),
+    "calls": Section(calls, lambda: NETWORKS, calls_report),
     "growth": Section(grown, lambda: POINTS, growth_report),
 }
 

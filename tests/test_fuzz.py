@@ -183,6 +183,42 @@ FOUND: dict[str, Script] = {
             ),
         ),
     ),
+    # found when all of these were mended
+    "transformer layers of torch, compiled": Script(
+        "words",
+        427377,
+        {**PLAIN, "rehearse": True, "recycle": "keep"},
+        (
+            step("prepare", 880, classes=3),
+            step("prune", 304, fraction=0.8, by="l1"),
+            step("finish", 302),
+            step("compiled", 695, backend="eager", call=0),
+        ),
+    ),
+    "a weight norm without its units": Script(
+        "blocks 467928",
+        910630,
+        {**PLAIN, "rehearse": True, "keep_head": True, "recycle": "keep"},
+        (
+            step("prepare", 216, classes=4),
+            step("prune", 653, fraction=0.8, by="l2"),
+            step("prepare", 274, classes=5),
+            step("diverge", 851, lr=10000.0, steps=3, mode="train", call=7),
+        ),
+    ),
+    "opened under autocast": Script(
+        "zoo block_diagonal",
+        567942,
+        {**PLAIN, "rehearse": True},
+        (
+            step(
+                "within",
+                588,
+                context="autocast",
+                inner=step("save_load", 351, quiet=True, after="go on with the copy"),
+            ),
+        ),
+    ),
 }
 
 
