@@ -143,7 +143,7 @@ def learning(name: str, content: Record, images: Images) -> list[str]:
     return [line for line in lines if not line.startswith("# ") and content["command"] not in line]
 
 
-def called(content: Any) -> list[str]:
+def called(name: str, content: Record, images: Images) -> list[str]:
     return [calls_report(content["models"])]
 
 

@@ -121,7 +121,7 @@ def _lookup(net: Any, call: dict[str, Any]) -> float:
 
 def calls_report(records: list[Record]) -> str:
     lines = [
-        "| network | sizes | analyses | first time (s) | again (s) | look-up of a known call (ms) |",
+        "| network | sizes | analyses | first (s) | again (s) | look-up of a known call (ms) |",
         "|---|---|---|---|---|---|",
     ]
     for record in records:
