@@ -13,6 +13,7 @@ from torch import Tensor
 
 from autoeidetic import EideticNet
 from autoeidetic.errors import AutoeideticError
+from autoeidetic.verify import Verification
 
 from .subjects import Call, Subject
 
@@ -126,19 +127,24 @@ def raw(error: Exception, call: str = "") -> Finding:
     return Finding("raw", f"{type(error).__name__}: {text}", call=call)
 
 
-def verified(net: EideticNet, call: Call) -> bool:
-    """Does ``verify`` say that nothing moved?"""
+def verified(net: EideticNet, call: Call) -> Verification:
+    """What ``verify`` says."""
     inputs = call.inputs
     if isinstance(inputs, dict):
-        return net.verify(**inputs, rounds=1).ok
+        return net.verify(**inputs, rounds=1)
     args = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
-    return net.verify(*args, rounds=1).ok
+    return net.verify(*args, rounds=1)
+
+
+def cries(report: Verification) -> bool:
+    """Does it say that something moved? A task that has always answered NaN did not move."""
+    return any(verdict.changed or verdict.sealed is False for verdict in report.tasks)
 
 
 def _verdict(net: EideticNet, call: Call) -> str:
     """What verify says of a network that has moved."""
     try:
-        return ", and verify says ok" if verified(net, call) else ", and verify says so"
+        return ", and verify says ok" if verified(net, call).ok else ", and verify says so"
     except Exception as error:
         return f", and verify raises {type(error).__name__}"
 

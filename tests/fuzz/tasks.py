@@ -17,7 +17,7 @@ import autoeidetic
 from autoeidetic.errors import AutoeideticError
 
 from .life import Life, Tolerated
-from .oracle import Finding, ask, verified
+from .oracle import Finding, ask, cries, verified
 from .registry import MANY, action, run
 from .script import Step
 from .subjects import Call
@@ -99,7 +99,7 @@ def rollback(life: Life) -> None:
 def verify(life: Life, call: int) -> None:
     """Says no only when something moved, which the next look will see; and changes nothing."""
     before = _open_says(life)
-    life.cried = not verified(life.net, call_of(life, call)) or life.cried
+    life.cried = cries(verified(life.net, call_of(life, call))) or life.cried
     after = _open_says(life)
     if before and after and all(map(finite, before)) and not lives.same(before, after):
         raise Finding("verify", "verify changed what the open task says")
