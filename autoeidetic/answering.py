@@ -44,6 +44,8 @@ from .surroundings import (
 )
 
 Self = TypeVar("Self", bound="Answering")
+#: So many paths are tried until one is protected as it is taken.
+_PATHS = 4
 _FUSED = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
 #: For each output layer or number of an output, and each task, what the task may see of it.
 _Visible = dict[tuple[str | int, int], Tensor | None]
@@ -256,25 +258,37 @@ class Answering(nn.Module):
         Raises:
             EnforcementError: it is not, and needs something that the network's plan does not keep.
         """
-        output, problem = None, None
-        with decisions() as seen:
-            try:
-                output = self._pass(tasks, args, kwargs)
-            except EnforcementError as error:  # perhaps it needs to be protected as another path
-                problem = error
-        key = (signature(args, kwargs), *seen)
-        call = self._calls.paths.get(key)
-        if call is None:
-            known = None if problem else tuple(seen)
-            call = self._analysed(CallInputs(args, kwargs, known))
-            if problem is None:
-                self._calls.remember(self._calls.paths, key, call)
-        if call is not self._call:
+        problem: EnforcementError | None = None
+        for _ in range(_PATHS):
+            output, problem = None, None
+            with decisions() as seen:
+                try:
+                    output = self._pass(tasks, args, kwargs)
+                except EnforcementError as error:  # perhaps it is to be protected as another path
+                    problem = error
+            call = self._path(CallInputs(args, kwargs, None if problem else tuple(seen)))
+            if call is self._call:
+                break
             self._protect(call)
-            return self._watched_pass(tasks, args, kwargs)
+        else:
+            problem = EnforcementError(
+                "the model takes another path each time that it is protected for the last one",
+                remedy="compute with tensors instead of numbers (torch.where instead of if)",
+            )
         if problem is not None:
             raise problem
         return output
+
+    def _path(self, inputs: CallInputs) -> Call:
+        """The call that a path of a model that looks at data belongs to."""
+        if inputs.decisions is None:
+            return self._analysed(inputs)
+        key = (signature(inputs.args, inputs.kwargs), *inputs.decisions)
+        call = self._calls.paths.get(key)
+        if call is None:
+            call = self._analysed(inputs)
+            self._calls.remember(self._calls.paths, key, call)
+        return call
 
     def _pass(self, tasks: tuple[int, ...], args: Any, kwargs: Any) -> Any:
         self._runtime.tasks = tasks
@@ -548,12 +562,13 @@ class Answering(nn.Module):
                 call = self._calls.find(self.backbone, inputs) or self._analysed_alone(inputs)
                 self._calls.remember(self._calls.known, key, call)
                 return call
-            except AutoeideticError as error:
-                refusal = self._calls.refused[key] = error
+            except AutoeideticError as error:  # kept without what it refers to
+                refusal = type(error)(error.fact, place=error.place, remedy=error.remedy)
+                self._calls.refused[key] = refusal
         if self.training:
             self._unfit = refusal
             return self._calls.first
-        raise refusal
+        raise refusal.with_traceback(None)
 
     def _analysed_alone(self, inputs: CallInputs) -> Call:
         """A call that is new, analysed; after a few of its kind a rule for all sizes is found."""

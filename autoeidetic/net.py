@@ -35,7 +35,8 @@ class EideticNet(Drawable, Answering):
     """A network that learns tasks one after another and cannot forget.
 
     Made by :func:`autoeidetic.convert`. ``backbone`` is the user's model, ``heads`` its output
-    layers, one set per task.
+    layers, one set per task. With ``check_calls = False`` it answers calls that no example has
+    shown without analysing them.
 
     Example:
         >>> import torch, autoeidetic
