@@ -449,6 +449,77 @@ def test_a_rule_for_sizes_ends_where_the_path_does(
             call(net, r(3, length, 6), task=0)
 
 
+# -- transformers ------------------------------------------------------------------------------
+
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "vocab_size": 100,
+    "pad_token_id": 0,
+}
+
+
+def words(batch: int, length: int) -> dict[str, Tensor]:
+    return {"input_ids": torch.randint(1, 99, (batch, length))}
+
+
+def sound(batch: int, length: int) -> dict[str, Tensor]:
+    return {"input_values": r(batch, length)}
+
+
+#: Options of a small configuration, an example, and calls of other lengths.
+TRANSFORMERS: dict[str, tuple[dict[str, Any], Any, list[Any]]] = {
+    "DebertaV2": (
+        {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+        words(2, 8),
+        [words(3, 13), words(2, 5)],
+    ),
+    "BigBird": ({"attention_type": "original_full"}, words(2, 8), [words(3, 13), words(2, 5)]),
+    "LayoutLMv3": (
+        {"coordinate_size": 5, "shape_size": 6, "input_size": 32, "visual_embed": False},
+        words(2, 8),
+        [words(3, 13)],
+    ),
+    "WavLM": (
+        {
+            "conv_dim": (16, 16),
+            "conv_stride": (4, 4),
+            "conv_kernel": (8, 8),
+            "num_conv_pos_embeddings": 8,
+            "num_conv_pos_embedding_groups": 2,
+            "classifier_proj_size": 16,
+            "num_buckets": 16,
+            "max_bucket_distance": 32,
+        },
+        sound(2, 400),
+        [sound(3, 640), sound(2, 320)],
+    ),
+    "Bert": (
+        {},
+        words(2, 8),
+        [
+            {**words(3, 13), "output_hidden_states": True},
+            {**words(2, 5), "output_attentions": True},
+            {**words(2, 9), "attention_mask": torch.ones(2, 9, dtype=torch.long)},
+        ],
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_transformers(name: str) -> None:
+    """Other lengths and batches, and outputs on demand."""
+    transformers = pytest.importorskip("transformers")
+    options, example, others = TRANSFORMERS[name]
+    config = getattr(transformers, f"{name}Config")(**SMALL, **options)
+    model = getattr(transformers, f"{name}ForSequenceClassification")(config)
+    net = shown(model.eval(), example)
+    keeps(net, others[0], example, *others)
+
+
 # -- compiled -------------------------------------------------------------------------------------
 
 
