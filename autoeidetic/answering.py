@@ -162,12 +162,14 @@ class Answering(nn.Module):
         """
         if not torch.compiler.is_compiling():
             return self._eagerly(task, args, kwargs)
-        if self._fused and not self.training and torch.backends.mha.get_fastpath_enabled():
+        fused = self._fused and not self.training and torch.backends.mha.get_fastpath_enabled()
+        standing = compiled.standing(self._number, signature(args, kwargs))
+        if fused or standing == compiled.EAGER:
             return compiled.uncompiled(Answering._eagerly, self, task, args, kwargs)
-        if not compiled.is_known(self._number, signature(args, kwargs)):
-            if self._call.blueprint.looks:
-                return compiled.uncompiled(Answering._eagerly, self, task, args, kwargs)
+        if standing == compiled.NEW:
             compiled.uncompiled(Answering._meet, self, args, kwargs)
+        if not torch.compiler.is_exporting():
+            args, kwargs = compiled.looked_after((args, kwargs), self._number)
         return self._forward(task, args, kwargs)
 
     def _eagerly(self, task: int | str | None, args: Any, kwargs: Any) -> Any:
@@ -611,10 +613,11 @@ class Answering(nn.Module):
         def now(leaf: Tensor) -> Tensor:
             return leaf.to(leaf.device if leaf.is_meta else device, kinds.get(leaf.dtype))
 
-        return tuple(
-            CallInputs(*pytree.tree_map_only(Tensor, now, (each.args, each.kwargs)))
-            for each in self.examples
-        )
+        def moved(example: CallInputs) -> CallInputs:
+            args, kwargs = pytree.tree_map_only(Tensor, now, (example.args, example.kwargs))
+            return CallInputs(args, kwargs, example.decisions)
+
+        return tuple(map(moved, self.examples))
 
     @contextmanager
     def unguarded(self) -> Iterator[None]:

@@ -176,7 +176,7 @@ def _agreed(model: nn.Module, first: Blueprint, deps: Dependencies) -> Call:
     classes = translation(first.plan, deps.plan)
     made = blueprints(model, deps)[-1]
     _check_heads(first, made)
-    return Call(made, classes, deps.capture.decisions)
+    return Call(made, classes, deps.capture.decisions[-1])
 
 
 def generalised(model: nn.Module, first: Blueprint, inputs: CallInputs) -> Sizes | None:

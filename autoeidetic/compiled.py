@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from . import recheck
 from .bits import finite
-from .errors import DivergenceWarning, NonFiniteError
+from .errors import DivergenceWarning, EnforcementError, NonFiniteError
 
 if TYPE_CHECKING:
     from .answering import Answering
@@ -36,21 +36,63 @@ def numbered(net: Answering) -> int:
     return number
 
 
-def is_known(number: int, key: Hashable) -> bool:
-    """Is a call protected as it needs to be? Asked when the call is compiled."""
+KNOWN, NEW, EAGER = "known", "new", "eager"
+
+
+def standing(number: int, key: Hashable) -> str:
+    """How a call is to be treated, asked when it is compiled.
+
+    NEW: it was not analysed yet, or is protected otherwise. EAGER: it cannot be compiled, for its
+    code looks at data, or the network has been changed, which the eager pass will tell.
+    """
     net = _networks[number]
+    try:
+        net._follow()
+    except EnforcementError:
+        return EAGER
     call = net._calls.known.get(key)
-    return not net.check_calls or (call is net._call and not call.blueprint.looks)
+    if net.check_calls and call is not None and call.blueprint.looks:
+        return EAGER
+    return KNOWN if not net.check_calls or call is net._call else NEW
 
 
 # as torch.compiler.assume_constant_result does it, without importing the compiler
-is_known._dynamo_marked_constant = True  # type: ignore[attr-defined]
+standing._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @_disable_dynamo
 def uncompiled(function: Any, *args: Any) -> Any:
     """Call a function without compiling anything in it."""
     return function(*args)
+
+
+def looked_after(inputs: Any, network: int) -> Any:
+    """The same inputs; when the graph is run, the network is looked after before they are used."""
+    leaves, structure = pytree.tree_flatten(inputs)
+    for position, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            leaves[position] = _look_after(leaf, network)
+            break
+    return pytree.tree_unflatten(leaves, structure)
+
+
+@torch.library.custom_op(
+    "autoeidetic::look_after", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,)
+)
+def _look_after(value: Tensor, network: int) -> Tensor:
+    net = _networks.get(network)
+    if net is not None:
+        net._follow()
+        net.pins.before_forward(net.training)
+    return value.clone()
+
+
+@_look_after.register_fake
+def _(value: Tensor, network: int) -> Tensor:
+    return torch.empty_like(value)
+
+
+_look_after.register_autograd(lambda ctx, gradient: (gradient, None))
 
 
 def watched(answer: Any, inputs: Any, network: int, task: int) -> Any:

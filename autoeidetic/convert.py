@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
@@ -88,6 +89,9 @@ def _converted(
 ) -> EideticNet:
     examples = example_calls(model, example_inputs)
     deps = analyze(model, list(examples))
+    if deps.capture.way == "real":  # parameters may have decided the path, and will change
+        taken = zip(examples, deps.capture.decisions, strict=True)
+        examples = tuple(replace(each, decisions=decided) for each, decided in taken)
     plan = blueprints(model, deps)
     if keep_head and plan[0].heads[0].layer == ATTACHED:
         raise InputError(

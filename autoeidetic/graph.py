@@ -43,7 +43,7 @@ class Capture:
     module calls around it) and, for constants, ``const``. ``types`` has the class of every module
     by its path. ``outputs`` has the structure of each analysed call's output, ``roots`` the id of
     the call itself: the first of every ``scope`` in it.
-    ``decisions`` is what the code has read out of tensors in the last call.
+    ``decisions`` is what the code has read out of tensors in each call.
     """
 
     graph: fx.Graph
@@ -56,7 +56,7 @@ class Capture:
     types: dict[str, str]
     outputs: tuple[Any, ...]
     roots: tuple[int, ...]
-    decisions: tuple[Hashable, ...]
+    decisions: tuple[tuple[Hashable, ...], ...]
 
     def example_of(self, scope: tuple[int, ...]) -> int:
         """The number of the analysed call that something in this scope belongs to."""

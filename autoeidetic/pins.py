@@ -203,6 +203,7 @@ class Pins(nn.Module):
         self._shapes: list[torch.Size] = []
         self._seen: list[_State] = []
         self._spots: Spots | None = None  # of the tensors that were seen last
+        self._cache_spots: dict[int, tuple[tuple[int, int], Spots]] = {}  # of those models make
         self._fresh: set[int] = set()  # numbers of pins that an optimizer's step has just imposed
         self._stepped = False  # has there been one since the last look?
         self.changes = 0  # grows whenever a tensor may hold other values than before
@@ -211,7 +212,8 @@ class Pins(nn.Module):
         self._covered: frozenset[str] = frozenset()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_hooks": [], "_slots": [], "_seen": [], "_spots": None}
+        looks: dict[str, Any] = {"_seen": [], "_spots": None, "_cache_spots": {}}
+        return {**self.__dict__, "_hooks": [], "_slots": [], **looks}
 
     def values(self, name: str) -> Tensor:
         """The frozen values of a tensor, in the type that it has now."""
@@ -253,7 +255,7 @@ class Pins(nn.Module):
             self._freeze(pins, tensors)
         self._pins, self._slots = pins, [slots[pin.name] for pin in pins]
         self._shapes = [tensors[pin.name].shape for pin in pins]
-        self._seen, self._spots, self._fresh = [], None, set()
+        self._seen, self._spots, self._cache_spots, self._fresh = [], None, {}, set()
         self._covered = frozenset(covered)
         self._clear_gradients()
 
@@ -337,6 +339,8 @@ class Pins(nn.Module):
             if not cache or tensor.shape == self._store.exact(pin.name).shape:
                 self._impose_one(pin, tensor.detach(), surely)
             (now,) = state([tensor])
+            if cache and pin.frozen is not None and pin.frozen.everything and not tensor.is_meta:
+                self._cache_spots[number] = _address(now), Spots(pin.frozen.some(tensor.detach()))
             if not cache and _address(now) != _address(self._seen[number]):
                 self._spots = None
             self._seen[number] = now
@@ -373,6 +377,11 @@ class Pins(nn.Module):
             number
             for number, (then, current) in enumerate(zip(self._seen, now, strict=True))
             if then != current or (look and number not in fresh)
+        ]
+        numbers += [
+            number
+            for number, (address, spots) in self._cache_spots.items()  # while it is the same tensor
+            if address == _address(now[number]) and number not in numbers and spots.moved()
         ]
         self.changes += bool(numbers)
         if numbers or (training and _hookable(tensors) != self._hooked):

@@ -144,7 +144,8 @@ class Recorder:
         self.recorded = 0  # how many operators so far
         self.inputs = 0  # how many tensors the calls were given
         self.decisions: Iterator[Hashable] | None = None  # what the code is known to read
-        self.decided: list[Hashable] = []  # what it has read in the last call
+        self.decided: list[Hashable] = []  # what it has read in this call
+        self.paths_taken: list[tuple[Hashable, ...]] = []  # and in each of them
         self.busy = False
 
     def _name_everything(self) -> None:
@@ -261,7 +262,7 @@ class Recorder:
             types=self.types,
             outputs=outputs,
             roots=tuple(ident for ident, call in self.calls.items() if len(call.scope) == 1),
-            decisions=tuple(self.decided),
+            decisions=tuple(self.paths_taken),
         )
 
     # -- one operator ------------------------------------------------------------------
@@ -288,6 +289,7 @@ class Recorder:
         if self.way == "real" and self.decisions is not None:
             if next(self.decisions, None) is not None:
                 raise self._decided_otherwise()
+        self.paths_taken.append(tuple(self.decided) if decisions is None else decisions)
         self.decisions = None
 
     def _decided(self, func: Any, args: Any, output: Any) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from ast import literal_eval
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,7 +42,9 @@ def encode_calls(net: Answering, tensors: dict[str, Tensor], prefix: str) -> Any
     """
     whole = net.blueprint.looks
     calls = [encode([each.args, each.kwargs], tensors, prefix, whole) for each in net.examples]
-    return calls[0] if len(calls) == 1 else {"examples": calls}
+    if not whole:
+        return calls[0] if len(calls) == 1 else {"examples": calls}
+    return {"examples": calls, "decisions": [repr(each.decisions) for each in net.examples]}
 
 
 def encode(value: Any, tensors: dict[str, Tensor], prefix: str, whole: bool = False) -> Any:
@@ -81,8 +85,21 @@ def decode_calls(value: Any, tensors: Mapping[str, Tensor]) -> list[CallInputs]:
     Raises:
         CheckpointError: not what :func:`encode_calls` makes.
     """
-    several = isinstance(value, dict) and isinstance(value.get("examples"), list)
-    return [_call(each, tensors) for each in (value["examples"] if several else [value])]
+    if not isinstance(value, dict) or not isinstance(value.get("examples"), list):
+        return [_call(value, tensors)]
+    calls = [_call(each, tensors) for each in value["examples"]]
+    decisions = value.get("decisions") or [None] * len(calls)
+    pairs = zip(calls, decisions, strict=False)
+    return [replace(call, decisions=_decided(text)) for call, text in pairs]
+
+
+def _decided(text: Any) -> tuple[Hashable, ...] | None:
+    """What the code of a model has read in an example, written as Python writes plain values."""
+    try:
+        found = literal_eval(text)
+    except (TypeError, ValueError, SyntaxError, MemoryError, RecursionError):  # NaN has no literal
+        return None
+    return found if isinstance(found, tuple) else None
 
 
 def _call(value: Any, tensors: Mapping[str, Tensor]) -> CallInputs:

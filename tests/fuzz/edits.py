@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import lives
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
@@ -98,7 +99,8 @@ def _meanwhile(life: Life, what: str, kind: torch.dtype) -> None:
     net, call = life.net, life.subject.calls[0]
     inputs = real(lambda x: x.to(kind), call.inputs)
     if what == "ask" and net.tasks:
-        ask(net, type(call)(call.kind, inputs), 0)
+        with torch.no_grad():
+            lives.call(net, inputs, task=0)
     elif what == "train":
         optimizer = torch.optim.AdamW(net.parameters(), 0.01, weight_decay=0.5)
         take_step(life, optimizer, real(lambda x: x.to(kind), training_inputs(life, 0)), clip=True)
@@ -247,7 +249,10 @@ def _lengthen(life: Life, number: int, how: str) -> None:
     if how == "append":
         chain.append(nn.Tanh())
     else:
-        chain.insert(0, nn.Tanh())
+        try:
+            chain.insert(0, nn.Tanh())
+        except KeyError as error:  # torch's own, where a layer is missing
+            raise Tolerated("a chain with a hole") from error
 
 
 def _parametrize(life: Life, module: nn.Module) -> None:
