@@ -47,7 +47,8 @@ def standing(number: int, key: Hashable) -> str:
     """
     net = _networks[number]
     try:
-        net._follow()
+        if not torch.compiler.is_exporting():  # with stand-ins for its parameters
+            net._follow()
     except EnforcementError:
         return EAGER
     call = net._calls.known.get(key)
