@@ -466,8 +466,12 @@ def _key(name: str) -> str:
     return name.replace(".", "/")
 
 
-def _gradient_hook(frozen: Where | None, zeros: Where | None) -> Callable[[Tensor], Tensor]:
-    def clear(gradient: Tensor) -> Tensor:
+def _gradient_hook(
+    frozen: Where | None, zeros: Where | None
+) -> Callable[[Tensor | None], Tensor | None]:
+    def clear(gradient: Tensor | None) -> Tensor | None:
+        if gradient is None:  # compiled backward passes leave out what is zero
+            return None
         if frozen is not None:
             gradient = frozen.cleared(gradient)
         if zeros is not None:
