@@ -164,7 +164,7 @@ class Answering(nn.Module):
             return self._eagerly(task, args, kwargs)
         fused = self._fused and not self.training and torch.backends.mha.get_fastpath_enabled()
         standing = compiled.standing(self._number, signature(args, kwargs))
-        if fused or standing == compiled.EAGER:
+        if fused or standing == compiled.EAGER or _want_gradients((args, kwargs)):
             return compiled.uncompiled(Answering._eagerly, self, task, args, kwargs)
         if standing == compiled.NEW:
             compiled.uncompiled(Answering._meet, self, args, kwargs)
@@ -218,11 +218,7 @@ class Answering(nn.Module):
             self._meet(args, kwargs)
         learning = self.training and torch.is_grad_enabled()
         self.pins.before_forward(learning)
-        leaves = pytree.tree_leaves((args, kwargs))
-        self._runtime.restrict = not (
-            torch.is_grad_enabled()
-            and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
-        )
+        self._runtime.restrict = not _want_gradients((args, kwargs))
 
     def _answer_all(self, asked: tuple[int, ...], args: Any, kwargs: Any) -> list[Any]:
         if not self._call.blueprint.joint or len(asked) == 1:
@@ -697,6 +693,13 @@ class Answering(nn.Module):
         super().__setstate__(state)
         self._number = compiled.numbered(self)
         self._settle(freeze=False)
+
+
+def _want_gradients(arguments: Any) -> bool:
+    """Are gradients of inputs asked for? They go through frozen units as well."""
+    return torch.is_grad_enabled() and any(
+        isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(arguments)
+    )
 
 
 def _plain(arguments: Any) -> Any:

@@ -532,6 +532,18 @@ def test_compiled() -> None:
         assert same(lives.tensors(call(compiled, inputs, task=0)), answers(net, inputs, 0))
 
 
+def test_compiled_gradients_of_inputs() -> None:
+    torch.compiler.reset()
+    net = shown(PositionTable(), r(2, 5, 6)).eval()
+    x, y = (torch.ones(2, 5, 6, requires_grad=True) for _ in range(2))
+    torch.compile(net, backend="aot_eager")(x, task=0).sum().backward()
+    net(y, task=0).sum().backward()
+    assert x.grad is not None
+    assert y.grad is not None
+    assert y.grad.abs().sum() > 0
+    torch.testing.assert_close(x.grad, y.grad)
+
+
 @pytest.mark.parametrize("name", ["branch", "long_inputs"])
 def test_compiled_networks_refuse_as_well(name: str) -> None:
     torch.compiler.reset()
