@@ -164,11 +164,12 @@ class Answering(nn.Module):
             return self._eagerly(task, args, kwargs)
         fused = self._fused and not self.training and torch.backends.mha.get_fastpath_enabled()
         standing = compiled.standing(self._number, signature(args, kwargs))
-        if fused or standing == compiled.EAGER or _want_gradients((args, kwargs)):
+        if fused or standing == compiled.EAGER:
             return compiled.uncompiled(Answering._eagerly, self, task, args, kwargs)
         if standing == compiled.NEW:
             compiled.uncompiled(Answering._meet, self, args, kwargs)
         if not torch.compiler.is_exporting():
+            self._runtime.restrict = not _want_gradients((args, kwargs))
             args, kwargs = compiled.looked_after((args, kwargs), self._number)
         return self._forward(task, args, kwargs)
 

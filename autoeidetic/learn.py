@@ -74,13 +74,14 @@ def learn(
     Example:
         >>> import tempfile, torch, autoeidetic
         >>> from torch import nn
+        >>> _ = torch.manual_seed(0)
         >>> model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
         >>> net = autoeidetic.convert(model, torch.randn(2, 4))
         >>> x = torch.randn(64, 4)
         >>> data = [[(x, (x[:, i] > 0).long())] for i in range(2)]
         >>> lessons = [autoeidetic.Lesson(train=d, test=d, classes=2) for d in data]
         >>> run = autoeidetic.learn(
-        ...     net, lessons, tempfile.mkdtemp(), max_epochs=5, step=0.2, progress=False
+        ...     net, lessons, tempfile.mkdtemp(), max_epochs=5, tolerance=0.5, progress=False
         ... )
         >>> run.matrix.backward_transfer()
         0.0

@@ -120,6 +120,7 @@ def train_task(
     Example:
         >>> import torch, autoeidetic
         >>> from torch import nn
+        >>> _ = torch.manual_seed(0)
         >>> model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
         >>> net = autoeidetic.convert(model, torch.randn(2, 4))
         >>> net.prepare_for_task(0, num_classes=2)
