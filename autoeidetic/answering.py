@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from . import compiled, enforce, heads, hooks, initialise, routing, seal
 from .bits import alike, finite
 from .blueprint import ATTACHED, Blueprint, HeadPlan
-from .calls import Call, Calls, analysed, generalised
+from .calls import Call, Calls, analysed, generalised, remember
 from .decisions import decisions
 from .errors import AutoeideticError, DivergenceWarning, EnforcementError, TaskError
 from .free import FreeValues
@@ -31,6 +31,7 @@ from .owners import Owners
 from .parts import Parts, exchanged, parts
 from .passes import PassLock, exclusive
 from .pins import Home, Pin, Pins, Where, state, watch
+from .reference import type_now
 from .seal import Seal
 from .signature import UnknownArgumentError, kind, signature
 from .snapshot import Snapshot
@@ -168,6 +169,8 @@ class Answering(nn.Module):
             return compiled.uncompiled(Answering._eagerly, self, task, args, kwargs)
         if standing == compiled.NEW:
             compiled.uncompiled(Answering._meet, self, args, kwargs)
+            if self._call.blueprint.looks:  # which only its analysis can tell
+                return compiled.uncompiled(Answering._eagerly, self, task, args, kwargs)
         if not torch.compiler.is_exporting():
             self._runtime.restrict = not _want_gradients((args, kwargs))
             args, kwargs = compiled.looked_after((args, kwargs), self._number)
@@ -286,7 +289,7 @@ class Answering(nn.Module):
         call = self._calls.paths.get(key)
         if call is None:
             call = self._analysed(inputs)
-            self._calls.remember(self._calls.paths, key, call)
+            remember(self._calls.paths, key, call)
         return call
 
     def _pass(self, tasks: tuple[int, ...], args: Any, kwargs: Any) -> Any:
@@ -559,11 +562,11 @@ class Answering(nn.Module):
         if refusal is None:
             try:
                 call = self._calls.find(self.backbone, inputs) or self._analysed_alone(inputs)
-                self._calls.remember(self._calls.known, key, call)
+                remember(self._calls.known, key, call)
                 return call
             except AutoeideticError as error:  # kept without what it refers to
                 refusal = type(error)(error.fact, place=error.place, remedy=error.remedy)
-                self._calls.refused[key] = refusal
+                remember(self._calls.refused, key, refusal)
         if self.training:
             self._unfit = refusal
             return self._calls.first
@@ -587,7 +590,7 @@ class Answering(nn.Module):
         call = self._calls.one_of(found)
         if inputs.decisions is None:
             key = (signature(inputs.args, inputs.kwargs), *found.decisions)
-            self._calls.remember(self._calls.paths, key, call)
+            remember(self._calls.paths, key, call)
         return call
 
     @contextmanager
@@ -604,11 +607,10 @@ class Answering(nn.Module):
 
     def _examples_now(self) -> tuple[CallInputs, ...]:
         """The examples in the type and on the device that the network has now."""
-        kinds = {self._dtypes[n]: kind for n, kind in self._types().items() if n in self._dtypes}
         device = device_of(self.backbone, "")
 
         def now(leaf: Tensor) -> Tensor:
-            return leaf.to(leaf.device if leaf.is_meta else device, kinds.get(leaf.dtype))
+            return leaf.to(leaf.device if leaf.is_meta else device, type_now(self, leaf.dtype))
 
         def moved(example: CallInputs) -> CallInputs:
             args, kwargs = pytree.tree_map_only(Tensor, now, (example.args, example.kwargs))

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import nn
@@ -32,6 +32,7 @@ from .signature import kind, signature
 from .sizes import Sizes, alike, conditions, used_parameters
 
 Array = np.ndarray
+Kind = TypeVar("Kind")
 #: So many calls of a kind are analysed one by one before a rule for their sizes is looked for.
 _SINGLE = 3
 #: So often at most.
@@ -105,7 +106,6 @@ class Calls:
     ``single`` counts how many calls of a kind were analysed one by one.
     """
 
-    examples: tuple[CallInputs, ...]
     first: Call
     known: dict[Hashable, Call] = field(default_factory=dict)
     paths: dict[Hashable, Call] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class Calls:
         """The calls that the conversion has analysed."""
         classes = np.arange(made[0].plan.classes + 1)
         calls = [Call(blueprint, classes) for blueprint in made]
-        result = Calls(examples, calls[0])
+        result = Calls(calls[0])
         for inputs, call in zip(examples, calls, strict=True):
             result.known[signature(inputs.args, inputs.kwargs)] = result.one_of(call)
         return result
@@ -137,15 +137,16 @@ class Calls:
         self.single[key] += 1
         return self.single[key] % _SINGLE == 0 and self.single[key] <= _SINGLE * _TRIES
 
-    def remember(self, calls: dict[Hashable, Call], key: Hashable, call: Call) -> None:
-        """Note a call in one of the two tables, which do not grow for ever."""
-        if len(calls) >= _MOST:
-            calls.clear()
-        calls[key] = call
-
     def one_of(self, call: Call) -> Call:
         """The call, or one that is known and protected by the same masks."""
         return self.digests.setdefault(call.digest, call)
+
+
+def remember(table: dict[Hashable, Kind], key: Hashable, value: Kind) -> None:
+    """Note something about a call in one of the tables, which do not grow for ever."""
+    if len(table) >= _MOST:
+        table.clear()
+    table[key] = value
 
 
 def analysed(

@@ -173,7 +173,7 @@ def inputs(net: Answering, batch: int | None) -> tuple[tuple[Any, ...], dict[str
     """Positional and keyword arguments, on the CPU."""
     leaves, structure = pytree.tree_flatten((net.example.args, net.example.kwargs))
     made = [
-        _drawn(leaf[:batch] if leaf.dim() else leaf, number, _type(net, leaf.dtype))
+        _drawn(leaf[:batch] if leaf.dim() else leaf, number, type_now(net, leaf.dtype))
         if isinstance(leaf, Tensor)
         else leaf
         for number, leaf in enumerate(leaves)
@@ -208,7 +208,7 @@ def few_rows(net: Answering) -> int | None:
     return BATCH if len(lengths) == 1 and lengths.pop() > BATCH else None
 
 
-def _type(net: Answering, example: torch.dtype) -> torch.dtype:
+def type_now(net: Answering, example: torch.dtype) -> torch.dtype:
     """The type of real inputs, which follows that of the network."""
     for name, analysed in net._dtypes.items():
         if analysed == example and name in net._slots:

@@ -556,6 +556,17 @@ def test_compiled_networks_refuse_as_well(name: str) -> None:
             call(compiled, other, task=0)
 
 
+def test_compiled_paths_of_data_in_other_shapes() -> None:
+    """A path is watched also in a shape that the compiled network meets first."""
+    torch.compiler.reset()
+    net = shown(Branch(), (r(2, 6), no(2, 1))).eval()
+    compiled = torch.compile(net, backend="eager")
+    call(compiled, (r(3, 6), no(3, 1)), task=0)
+    for _ in range(2):
+        with pytest.raises(EnforcementError, match=r"'b\.weight'"):
+            call(compiled, (r(3, 6), ~no(3, 1)), task=0)
+
+
 # -- cost -----------------------------------------------------------------------------------------
 
 
