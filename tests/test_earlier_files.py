@@ -1,0 +1,82 @@
+"""Files that version 0.1.0 saved: they load, and answer with the bits they had then."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from saved_by_0_1 import make
+from torch import Tensor
+
+import autoeidetic
+from autoeidetic.reference import environment
+
+FOLDER = Path(make.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, Tensor]:
+    return load_file(FOLDER / "answers.safetensors")
+
+
+def same(net: autoeidetic.EideticNet, kind: str, name: str, known: dict[str, Tensor]) -> None:
+    """Bit for bit where the files were made, to rounding elsewhere."""
+    found = make.answers(net, kind)
+    assert found
+    then = json.loads((FOLDER / "environment.json").read_text())
+    for key, value in found.items():
+        before = known[f"{name}.{key}"]
+        if environment(torch.device("cpu")) == then:
+            assert torch.equal(value, before), key
+        else:
+            torch.testing.assert_close(value, before)
+
+
+def load(name: str) -> autoeidetic.EideticNet:
+    model = None if name == "vit" else make.mlp()
+    return autoeidetic.load(FOLDER / f"{name}.safetensors", model=model)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "vit"])
+def test_answers_and_predictions_are_the_same(kind: str, known: dict[str, Tensor]) -> None:
+    net = load(kind)
+    assert net.router is not None
+    assert net.router.kind == make.ROUTER[kind]
+    assert all(task.finished for task in net.tasks)
+    same(net, kind, kind, known)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "vit"])
+def test_their_seals_hold(kind: str) -> None:
+    audit = autoeidetic.audit(FOLDER / f"{kind}.safetensors", model=None if kind == "vit" else make.mlp())
+    assert audit.ok
+
+
+@pytest.mark.parametrize("kind", ["mlp", "vit"])
+def test_they_can_be_saved_and_loaded_again(
+    kind: str, known: dict[str, Tensor], tmp_path: Path
+) -> None:
+    load(kind).save(tmp_path / "again.safetensors")
+    model = None if kind == "vit" else make.mlp()
+    same(autoeidetic.load(tmp_path / "again.safetensors", model=model), kind, kind, known)
+
+
+def test_a_task_that_was_stopped_in_the_middle_goes_on(
+    known: dict[str, Tensor], tmp_path: Path
+) -> None:
+    net = load("training")
+    assert net.open_task == make.TASKS
+    shutil.copytree(FOLDER / "training", tmp_path / "training")
+    phases: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", autoeidetic.LearningWarning)
+        make.last_task(net, tmp_path / "training", lambda epoch: phases.append(epoch.phase))
+    assert "train" not in phases  # that was done before
+    net.finish_task()
+    net.router = None
+    same(net, "mlp", "training", known)
