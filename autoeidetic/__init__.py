@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from .analysis import analyze
+from .analyze import analyze
 from .checkpoint import Audit, audit, load
 from .convert import convert
 from .draw import visualize
@@ -28,10 +28,10 @@ from .errors import (
 )
 from .learn import Lesson, learn
 from .net import EideticNet
+from .propagate.rules import rule
 from .results import Run, evaluate
 from .routing import Prediction, router
-from .rules import rule
-from .score import score
+from .tasks.pruning.scores import score
 from .training import Epoch, TaskHistory, TrainConfig
 
 __version__ = version("autoeidetic")

@@ -11,14 +11,14 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from . import rehearse as rehearsal
-from .analysis import analyze
-from .blueprint import ATTACHED, blueprints
+from .analyze import analyze
+from .common.inputs import check_module, example_calls
+from .common.torch_modes import keeps_weights_away
+from .enforce.guard import Guarded
 from .errors import InputError, Place
-from .inputs import check_module, example_calls
-from .layers.guard import Guarded
 from .net import EideticNet
-from .surroundings import keeps_weights_away
+from .plan.blueprint import ATTACHED, blueprints
+from .proof import rehearse as rehearsal
 
 #: Models in networks. Between some tasks nothing in such a model tells that it is one.
 _backbones: WeakSet[nn.Module] = WeakSet()

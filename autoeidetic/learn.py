@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from . import archive, locks, parallel
 from .checkpoint.earlier import earlier_tasks, keep_seal
+from .common import archive, distributed, locks
 from .errors import InputError
 from .net import EideticNet
 from .results import Run, evaluate
@@ -96,7 +96,7 @@ def learn(
             f"{len(lessons)} lessons for a network with {len(net.tasks)} tasks",
             remedy="pass a network that has just been converted, and at least one lesson",
         )
-    parallel.start()
+    distributed.start()
     directory = archive.as_path(directory, "directory")
     known = {name: options.pop(name) for name in list(options) if name in _SETTINGS}
     config = (config or TrainConfig()).with_(**known)
@@ -133,7 +133,7 @@ def learn(
                 net.train_router(
                     [each.train for each in lessons[: task + 1]], router, progress=False
                 )
-            if parallel.rank() == 0:
+            if distributed.rank() == 0:
                 net.save(saved)
             if task in run.tasks:
                 continue

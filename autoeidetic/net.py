@@ -11,21 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import heads, recheck, routing, seal, training
-from .answering import Answering, Task, device_of
-from .batches import default_loss
-from .blueprint import HeadPlan
-from .capacity import Capacity, capacity
-from .drawable import Drawable
+from . import routing, training
+from .common.batches import default_loss
+from .common.whole_numbers import whole_number
+from .enforce.owners import FREE, Owners
+from .enforce.pass_lock import exclusive
 from .errors import CapacityError, InputError, NonFiniteError, Place, TaskError
-from .integers import whole_number
-from .owners import FREE, Owners
-from .passes import exclusive
-from .prune import choose
-from .score import Loss, ScoreData, class_scores, named
-from .snapshot import Snapshot
-from .values import varies
-from .verify import Verification, verify
+from .plan.blueprint import HeadPlan
+from .proof import recheck, seals
+from .proof.verify import Verification, verify
+from .propagate.values import varies
+from .report.drawable import Drawable
+from .tasks import heads
+from .tasks.capacity import Capacity, capacity
+from .tasks.network import Answering, Task, device_of
+from .tasks.pruning.choose import choose
+from .tasks.pruning.scores import Loss, ScoreData, class_scores, named
+from .tasks.snapshot import Snapshot
 
 #: What is made under ``torch.inference_mode()`` could not be trained later.
 _trainable = torch.inference_mode(mode=False)
@@ -363,7 +365,7 @@ class EideticNet(Drawable, Answering):
         with self._whole():
             self._freeze()
             recheck.finished(self)
-            self._tasks[-1] = replace(self._tasks[-1], seal=seal.take(self, len(self._tasks) - 1))
+            self._tasks[-1] = replace(self._tasks[-1], seal=seals.take(self, len(self._tasks) - 1))
 
     def _freeze(self) -> None:
         """What the open task has kept is its own from here on."""
@@ -390,7 +392,7 @@ class EideticNet(Drawable, Answering):
         self._follow()
         self.pins.impose()
         self._tasks = [
-            replace(task, seal=seal.take(self, task.index)) if task.finished else task
+            replace(task, seal=seals.take(self, task.index)) if task.finished else task
             for task in self._tasks
         ]
 

@@ -22,8 +22,8 @@ from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from autoeidetic.zoo.families import smallest
-from autoeidetic.zoo.runner import Record, run_all, seconds_of, setting
+from autoeidetic.commands.benchmark.families import smallest
+from autoeidetic.commands.benchmark.runner import Record, run_all, seconds_of, setting
 from benchmarks import RESULTS
 
 #: Thousands of operators, many branches, a billion parameters; never with memory for weights.
@@ -62,9 +62,9 @@ def measure(name: str) -> Record:
     """One model, in its own process: described, then written as a page and as a picture."""
     import torch
 
+    from autoeidetic.commands.images.model_names import inspect_model
     from autoeidetic.draw import describe, save
-    from autoeidetic.draw.fold import fold
-    from autoeidetic.lookup import inspect_model
+    from autoeidetic.draw.picture.fold import fold
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from autoeidetic.zoo.records import analysed, verified
-from autoeidetic.zoo.runner import Record
+from autoeidetic.commands.benchmark.records import analysed, verified
+from autoeidetic.commands.benchmark.runner import Record
 
 BEGIN, END = "<!-- results: written by benchmarks/report.py -->", "<!-- end of results -->"
 

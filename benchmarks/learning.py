@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 import autoeidetic
-from autoeidetic.zoo.runner import Record, setting
+from autoeidetic.commands.benchmark.runner import Record, setting
 from benchmarks import RESULTS
 from benchmarks import learning_baselines as baselines
 from benchmarks import learning_data as data

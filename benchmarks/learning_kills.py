@@ -65,8 +65,8 @@ def _start(directory: Path) -> subprocess.Popen[bytes]:
 
 def _progress(directory: Path) -> int:
     """Epochs that are stored, of all tasks."""
-    from autoeidetic import archive
-    from autoeidetic.training.plain import unpack
+    from autoeidetic.common import archive
+    from autoeidetic.training.optimizer_state import unpack
 
     total = 0
     for file in directory.glob("task-?.safetensors"):

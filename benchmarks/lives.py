@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from autoeidetic.zoo.runner import Record, forget, run_all, setting, setting_line
+from autoeidetic.commands.benchmark.runner import Record, forget, run_all, setting, setting_line
 from benchmarks import RESULTS
 
 CHUNK = 25  # lives in one process

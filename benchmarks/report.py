@@ -17,10 +17,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from autoeidetic.zoo import plots
-from autoeidetic.zoo.page import plot_coverage, plot_times
-from autoeidetic.zoo.runner import Record, setting_line
-from autoeidetic.zoo.summary import bullets, summary
+from autoeidetic.commands.benchmark import plots
+from autoeidetic.commands.benchmark.runner import Record, setting_line
+from autoeidetic.commands.benchmark.summary import bullets, summary
+from autoeidetic.commands.benchmark.web_page import plot_coverage, plot_times
 from benchmarks import RESULTS, headline, learning_report, lives
 from benchmarks.speed_calls import calls_report
 from benchmarks.speed_growth import growth_report

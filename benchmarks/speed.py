@@ -24,9 +24,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from autoeidetic.zoo.families import smallest
-from autoeidetic.zoo.peers import WARM_UP, compare
-from autoeidetic.zoo.runner import (
+from autoeidetic.commands.benchmark.families import smallest
+from autoeidetic.commands.benchmark.peers import WARM_UP, compare
+from autoeidetic.commands.benchmark.runner import (
     Record,
     forget,
     peak_memory,

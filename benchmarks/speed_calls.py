@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoeidetic.zoo.runner import Record
+from autoeidetic.commands.benchmark.runner import Record
 
 SIZES = 500
 LOOKUPS = 2000
@@ -69,7 +69,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Make]] = {
 def calls(name: str) -> Record:
     """Seconds and analyses for all sizes, the first time and again."""
     import autoeidetic
-    from autoeidetic import calls as made
+    from autoeidetic.calls import calls as made
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autoeidetic.zoo.runner import Record
+from autoeidetic.commands.benchmark.runner import Record
 from benchmarks.reference_masks import ReferenceNet
 from benchmarks.speed_memory import state_bytes
 from benchmarks.speed_steps import compare, forward, next_task, optimizer, ratios, stepper, timed

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from autoeidetic.zoo.runner import Record
+from autoeidetic.commands.benchmark.runner import Record
 from benchmarks.workloads import build, converted, masked
 
 BEFORE, AFTER = 0.1, 1.1  # of the model's bytes, of the frozen values' bytes

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from autoeidetic.zoo.runner import Record, seconds_of
+from autoeidetic.commands.benchmark.runner import Record, seconds_of
 from benchmarks.reference_masks import ReferenceNet
 from benchmarks.workloads import CLASSES, build, converted, masked
 

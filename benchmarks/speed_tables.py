@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from autoeidetic.zoo.runner import Record
+from autoeidetic.commands.benchmark.runner import Record
 
 
 def compare_report(records: list[Record]) -> str:

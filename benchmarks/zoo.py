@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from autoeidetic.zoo.command import main
+from autoeidetic.commands.benchmark.command import main
 from benchmarks import RESULTS
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from autoeidetic import rules
-from autoeidetic.rules.registry import Rule
+from autoeidetic.propagate import rules
+from autoeidetic.propagate.rules.registry import Rule
 
 TARGET = Path(__file__).parent / "operators.md"
 HEAD = """# Operators
@@ -35,7 +35,7 @@ def text() -> str:
     for module in rules.MODULES:
         by_rule: dict[Rule, list[str]] = defaultdict(list)
         for operator, rule in rules.registered():
-            if rule.__module__ == f"autoeidetic.rules.{module}":
+            if rule.__module__ == f"autoeidetic.propagate.rules.{module}":
                 by_rule[rule].append(operator.removeprefix("aten."))
         total += sum(map(len, by_rule.values()))
         sections.append(_section(module, by_rule))
@@ -44,7 +44,7 @@ def text() -> str:
 
 
 def _section(module: str, by_rule: dict[Rule, list[str]]) -> str:
-    doc = inspect.getdoc(importlib.import_module(f"autoeidetic.rules.{module}")) or ""
+    doc = inspect.getdoc(importlib.import_module(f"autoeidetic.propagate.rules.{module}")) or ""
     lines = [f"## {module}", "", doc.splitlines()[0], ""]
     for rule, operators in sorted(by_rule.items(), key=lambda item: item[1]):
         names = ", ".join(f"`{name}`" for name in operators)

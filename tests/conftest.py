@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from autoeidetic.rules import registry
+from autoeidetic.propagate.rules import registry
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -23,10 +23,13 @@ from torch import Tensor, nn
 from zoo import ZOO
 
 import autoeidetic
-from autoeidetic import Audit, archive, cli, reference, seal
+from autoeidetic import Audit, commands
+from autoeidetic.common import archive
+from autoeidetic.common.files import to_json
 from autoeidetic.errors import CheckpointError, InputError
 from autoeidetic.net import EideticNet
-from autoeidetic.results.files import to_json
+from autoeidetic.proof import seals
+from autoeidetic.tasks import reference
 
 # -- helpers --------------------------------------------------------------------------------------
 
@@ -732,7 +735,7 @@ def test_sealing_changes_nothing() -> None:
 
     net.pins.impose()  # a forward in between has counted
     before = state()
-    assert seal.take(net, 0) == seal.take(net, 0) == net.tasks[0].seal
+    assert seals.take(net, 0) == seals.take(net, 0) == net.tasks[0].seal
     assert state() == before
     net.seal()
     assert state() == before
@@ -783,7 +786,7 @@ def test_seals_are_the_same_after_later_tasks(tmp_path: Path) -> None:
     before = net.tasks[0].seal
     hostile(net, torch.randn(4, 3))
     assert net.tasks[0].seal == before
-    assert seal.take(net, 0) == before  # taken anew
+    assert seals.take(net, 0) == before  # taken anew
     net.save(tmp_path / "net")
     assert audit(tmp_path / "net").ok
     assert len(audit(tmp_path / "net").tasks) == 3
@@ -799,9 +802,9 @@ def test_copies_have_the_same_seals(tmp_path: Path) -> None:
     ]
     for other in copies:
         assert other.tasks == net.tasks
-        assert [seal.take(other, t) for t in (0, 1)] == [each.seal for each in net.tasks]
+        assert [seals.take(other, t) for t in (0, 1)] == [each.seal for each in net.tasks]
         hostile(other, x)
-        assert [seal.take(other, t) for t in (0, 1)] == [each.seal for each in net.tasks]
+        assert [seals.take(other, t) for t in (0, 1)] == [each.seal for each in net.tasks]
     assert everything(copies[0], x).keys() == everything(copies[2], x).keys()
 
 
@@ -820,7 +823,7 @@ def test_json_is_strict(saved: Path, capsys: pytest.CaptureFixture[str]) -> None
     report = audit(saved)
     assert report.tasks[0].outputs.largest == float("inf")
     assert "by up to inf" in str(report)
-    assert cli.main(["verify", str(saved), "--model", "test_audit:normed", "--json"]) == 1
+    assert commands.main(["verify", str(saved), "--model", "test_audit:normed", "--json"]) == 1
     printed = strict(capsys.readouterr().out)
     assert printed == strict(to_json(report.to_dict()))
     assert printed["tasks"][0]["outputs"]["largest"] is None
@@ -831,11 +834,11 @@ def test_json_is_strict(saved: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_digest_on_the_command_line(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     typed = ["verify", str(saved), "--model", "test_audit:normed", "--digest"]
-    assert cli.main([*typed, audit(saved).digest]) == 0
+    assert commands.main([*typed, audit(saved).digest]) == 0
     assert "those that were noted" in capsys.readouterr().out
-    assert cli.main([*typed, "0" * 64]) == 1
+    assert commands.main([*typed, "0" * 64]) == 1
     assert "SEALED ANEW" in capsys.readouterr().out
-    assert cli.main([*typed, "0"]) == 2
+    assert commands.main([*typed, "0"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 

@@ -18,12 +18,12 @@ import pytest
 import timm
 import torchvision
 
-from autoeidetic import cli
-from autoeidetic.zoo import command, measure, peers, runner
-from autoeidetic.zoo.page import to_html
-from autoeidetic.zoo.records import verified
-from autoeidetic.zoo.runner import Record, run_all
-from autoeidetic.zoo.table import to_csv, to_markdown
+from autoeidetic import commands
+from autoeidetic.commands.benchmark import command, measure, peers, runner
+from autoeidetic.commands.benchmark.records import verified
+from autoeidetic.commands.benchmark.result_table import to_csv, to_markdown
+from autoeidetic.commands.benchmark.runner import Record, run_all
+from autoeidetic.commands.benchmark.web_page import to_html
 from benchmarks import report, speed, speed_growth, speed_steps
 from benchmarks.speed_memory import memory
 
@@ -91,7 +91,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 def zoo(*arguments: str) -> int:
     """``autoeidetic benchmark``."""
-    return cli.main(["benchmark", *arguments])
+    return commands.main(["benchmark", *arguments])
 
 
 @pytest.fixture(scope="module")

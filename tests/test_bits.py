@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import autoeidetic
-from autoeidetic import verify
-from autoeidetic.bits import different, same
-from autoeidetic.zoo import torture
+from autoeidetic.commands.benchmark import torture
+from autoeidetic.common.bits import different, same
+from autoeidetic.proof import verify
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 OTHERS = (torch.complex64, torch.int64, torch.int32, torch.uint8, torch.bool)

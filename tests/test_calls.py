@@ -19,7 +19,7 @@ from lives import answers, call, same
 from torch import Tensor, nn
 
 import autoeidetic
-from autoeidetic import calls
+from autoeidetic.calls import calls
 from autoeidetic.errors import EnforcementError
 from autoeidetic.net import EideticNet
 

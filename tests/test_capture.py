@@ -14,10 +14,10 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 import autoeidetic
-from autoeidetic import shapes
-from autoeidetic.capture import capture
-from autoeidetic.graph import ABSENT, operator_name
-from autoeidetic.inputs import call_inputs
+from autoeidetic.capture import whole_operators
+from autoeidetic.capture.capture import capture
+from autoeidetic.capture.graph import ABSENT, operator_name
+from autoeidetic.common.inputs import call_inputs
 
 aten = torch.ops.aten
 
@@ -112,14 +112,14 @@ CASES = [(op, i) for op, examples in SHORTCUTS.items() for i in range(len(exampl
 
 
 def test_every_shortcut_is_tested() -> None:
-    assert set(SHORTCUTS) == set(shapes._SHAPES)
+    assert set(SHORTCUTS) == set(whole_operators._SHAPES)
 
 
 @pytest.mark.parametrize(("op", "example"), CASES, ids=lambda v: str(v).removeprefix("aten."))
 def test_shortcuts_agree_with_execution(op: Any, example: int) -> None:
     args = SHORTCUTS[op][example]
     on_meta = pytree.tree_map(lambda v: v.to("meta") if isinstance(v, Tensor) else v, args)
-    found = shapes.shortcut(op, on_meta)
+    found = whole_operators.shortcut(op, on_meta)
     if found is None:
         return
     expected = op(*args)
@@ -133,7 +133,7 @@ def test_most_shortcuts_are_taken() -> None:
     """The test above would pass if shortcuts always gave up."""
     for op, examples in SHORTCUTS.items():
         args = pytree.tree_map(lambda v: v.to("meta") if isinstance(v, Tensor) else v, examples[0])
-        assert shapes.shortcut(op, args) is not None, op
+        assert whole_operators.shortcut(op, args) is not None, op
 
 
 def test_a_wrong_shape_is_left_to_the_operator() -> None:

@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from zoo import ZOO
 
 import autoeidetic
-from autoeidetic import archive
 from autoeidetic.checkpoint import rebuild
+from autoeidetic.common import archive
 from autoeidetic.errors import CheckpointError, InputError, TaskError
 from autoeidetic.net import EideticNet
 

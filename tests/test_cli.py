@@ -19,7 +19,7 @@ from test_checkpoint import edit
 from test_train_command import fails
 
 import autoeidetic
-from autoeidetic import cli
+from autoeidetic import commands
 
 COMMANDS = ("inspect", "visualize", "train", "verify", "benchmark")
 
@@ -29,7 +29,7 @@ COMMANDS = ("inspect", "visualize", "train", "verify", "benchmark")
 def printed_by(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """What a call prints that ends well, in argparse or after it."""
     try:
-        code: Any = cli.main(arguments)
+        code: Any = commands.main(arguments)
     except SystemExit as stop:
         code = stop.code
     printed = capsys.readouterr()
@@ -40,7 +40,7 @@ def printed_by(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_teaches_with_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Every command has some, and each of them can be typed."""
-    module, purpose = import_module(f"autoeidetic.cli.{name}"), cli.COMMANDS[name]
+    module, purpose = import_module(f"autoeidetic.commands.{name}"), commands.COMMANDS[name]
     text = printed_by([name, "--help"], capsys)
     assert purpose[1:] in " ".join(text.split())
     assert module.EXAMPLES in text
@@ -49,19 +49,19 @@ def test_help_teaches_with_examples(name: str, capsys: pytest.CaptureFixture[str
     for line in lines:
         program, *typed = shlex.split(line, comments=True)
         assert program == "autoeidetic"
-        assert cli._parser(name).parse_args(typed).command is module
+        assert commands._parser(name).parse_args(typed).command is module
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_explained(name: str) -> None:
-    commands = cli._parser(name)._subparsers._group_actions[0].choices  # type: ignore[union-attr]
-    for action in commands[name]._actions:  # type: ignore[index, call-overload]
+    choices = commands._parser(name)._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    for action in choices[name]._actions:  # type: ignore[index, call-overload]
         assert action.help, action.dest
 
 
 def test_overview(capsys: pytest.CaptureFixture[str]) -> None:
     text = " ".join(printed_by(["--help"], capsys).split())
-    for name, purpose in cli.COMMANDS.items():
+    for name, purpose in commands.COMMANDS.items():
         assert name in text
         assert purpose in text
 
@@ -69,8 +69,8 @@ def test_overview(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_does_not_wait_for_libraries_of_models() -> None:
     """They take seconds to import."""
     program = (
-        "import contextlib, sys; from autoeidetic import cli\n"
-        "with contextlib.suppress(SystemExit): cli.main(['--help'])\n"
+        "import contextlib, sys; from autoeidetic import commands\n"
+        "with contextlib.suppress(SystemExit): commands.main(['--help'])\n"
         "sys.exit(', '.join({'timm', 'torchvision', 'matplotlib'} & sys.modules.keys()) or None)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
@@ -164,14 +164,14 @@ def test_verify(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "every finished task is what it was" in printed_by(typed, capsys)
     assert strict(printed_by([*typed, "--json"], capsys))["ok"] is True
     edit(Path(saved), lambda _, tensors: tensors["heads.1.3.bias"].add_(1))
-    assert cli.main(typed) == 1
+    assert commands.main(typed) == 1
     printed = capsys.readouterr()
     assert printed.out.splitlines()[-1] == "TAMPERED WITH: task 1"
     assert not printed.err
-    assert cli.main([*typed, "--json"]) == 1
+    assert commands.main([*typed, "--json"]) == 1
     assert strict(capsys.readouterr().out)["tasks"][1]["verdict"] == "changed"
     Path(saved).write_bytes(Path(saved).read_bytes()[:-1])
-    assert cli.main(typed) == 1
+    assert commands.main(typed) == 1
     assert "EDITED OR DAMAGED" in capsys.readouterr().out
 
 
@@ -221,8 +221,8 @@ def test_interrupted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     def interrupt(options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("autoeidetic.cli.inspect.run", interrupt)
-    assert cli.main(["inspect", "test_resnet"]) == 130
+    monkeypatch.setattr("autoeidetic.commands.inspect.run", interrupt)
+    assert commands.main(["inspect", "test_resnet"]) == 130
     assert capsys.readouterr().err == "autoeidetic: stopped\n"
 
 
@@ -232,11 +232,11 @@ def test_a_reader_that_has_seen_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     os.close(reader)
     with os.fdopen(writer, "w") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
-        assert cli.main(["inspect", "test_audit:normed", "--input", "2,3"]) == 0
+        assert commands.main(["inspect", "test_audit:normed", "--input", "2,3"]) == 0
         closed.flush()
 
 
 def test_errors_are_one_line() -> None:
     place = autoeidetic.errors.Place("layer", "aten.add")
     error = autoeidetic.InputError("a\n b", place=place, remedy="do c")
-    assert cli._one_line(error) == "a b; aten.add in module 'layer'; do c"
+    assert commands._one_line(error) == "a b; aten.add in module 'layer'; do c"

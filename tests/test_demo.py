@@ -17,15 +17,16 @@ import torch
 from torch.nn import functional as F
 
 import autoeidetic
-from autoeidetic import EideticNet, TrainConfig, cli, demo
-from autoeidetic.bits import different
-from autoeidetic.cli.demo import NETWORK, RECORD, REPORT
-from autoeidetic.demo import Outcome, compare, story, to_html
-from autoeidetic.demo.compare import Listener
-from autoeidetic.demo.data import SIZE, all_test_images, digit_tasks, examples
-from autoeidetic.demo.eidetic import Eidetic
-from autoeidetic.demo.finetuning import fine_tune
-from autoeidetic.demo.networks import FineTuned, stock_network
+from autoeidetic import EideticNet, TrainConfig, commands
+from autoeidetic.commands.demo import NETWORK, RECORD, REPORT, story
+from autoeidetic.commands.demo.compare import Listener, compare
+from autoeidetic.commands.demo.data import SIZE, all_test_images, digit_tasks, examples
+from autoeidetic.commands.demo.eidetic import Eidetic
+from autoeidetic.commands.demo.finetuning import fine_tune
+from autoeidetic.commands.demo.networks import FineTuned, stock_network
+from autoeidetic.commands.demo.outcome import Outcome
+from autoeidetic.commands.demo.report_page import to_html
+from autoeidetic.common.bits import different
 
 TASKS = 3
 #: An epoch, a round of pruning whatever it costs, an epoch of settling.
@@ -187,7 +188,7 @@ def test_fine_tuning_changes_logits() -> None:
 def test_fine_tuning_follows_the_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[float] = []
     monkeypatch.setattr(
-        "autoeidetic.demo.finetuning._train",
+        "autoeidetic.commands.demo.finetuning._train",
         lambda *inputs: used.append(inputs[-1].param_groups[0]["lr"]),
     )
     fine_tune(digit_tasks(2), [[0.3, 0.1], [0.2]], lambda number: None)
@@ -253,23 +254,23 @@ def folder(
 ) -> Path:
     """Where the command writes; it finds everything learned already."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(demo, "compare", lambda *_, **__: learned)
+    monkeypatch.setattr("autoeidetic.commands.demo.compare.compare", lambda *_, **__: learned)
     return tmp_path / "autoeidetic-demo"
 
 
 def test_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["demo"]) == 0
+    assert commands.main(["demo"]) == 0
     printed = capsys.readouterr().out
     assert "logits changed" in printed
     assert (folder / REPORT).as_uri() in printed
     assert sorted(path.name for path in folder.iterdir()) == sorted([REPORT, NETWORK, RECORD])
-    assert cli.main(["demo", "--quiet"]) == 0  # once more, in the same folder
+    assert commands.main(["demo", "--quiet"]) == 0  # once more, in the same folder
 
 
 def test_json(
     folder: Path, outcome: Outcome, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["demo", "--json", "--output", str(tmp_path / "there")]) == 0
+    assert commands.main(["demo", "--json", "--output", str(tmp_path / "there")]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["changed"] == 0
     assert told["logits"] == outcome.logits
@@ -283,20 +284,20 @@ def test_json(
 
 
 def test_the_saved_network_is_that_one(folder: Path, outcome: Outcome) -> None:
-    assert cli.main(["demo", "--quiet"]) == 0
+    assert commands.main(["demo", "--quiet"]) == 0
     net = autoeidetic.load(folder / NETWORK, model=stock_network())
     tests = [task.test for task in digit_tasks(TASKS)]
     assert list(autoeidetic.evaluate(net, tests).accuracy.values()) == outcome.eidetic.rows[-1]
     command = json.loads((folder / RECORD).read_text())["verify"]
-    assert cli.main(shlex.split(command)[1:]) == 0
+    assert commands.main(shlex.split(command)[1:]) == 0
 
 
 def test_a_changed_logit_fails(
     folder: Path, learned: tuple[Outcome, EideticNet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = replace(learned[0], changed=1), learned[1]
-    monkeypatch.setattr(demo, "compare", lambda *_, **__: broken)
-    assert cli.main(["demo", "--quiet"]) == 1
+    monkeypatch.setattr("autoeidetic.commands.demo.compare.compare", lambda *_, **__: broken)
+    assert commands.main(["demo", "--quiet"]) == 1
 
 
 def test_being_stopped(
@@ -305,8 +306,8 @@ def test_being_stopped(
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo, "compare", stop)
-    assert cli.main(["demo"]) == 130
+    monkeypatch.setattr("autoeidetic.commands.demo.compare.compare", stop)
+    assert commands.main(["demo"]) == 130
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
@@ -317,7 +318,7 @@ def test_folders_that_will_not_do(
     Path("file").write_text("mine")
     Path("full").mkdir()
     Path("full/thesis.tex").write_text("mine")
-    assert cli.main(["demo", "--output", output]) == 2
+    assert commands.main(["demo", "--output", output]) == 2
     printed = capsys.readouterr()
     assert not printed.out
     assert len(printed.err.splitlines()) == 1

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import autoeidetic
-from autoeidetic.dependencies import Dependencies
+from autoeidetic.report.dependencies import Dependencies
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from autoeidetic import recheck
 from autoeidetic.errors import DivergenceWarning, NonFiniteError, TaskError
 from autoeidetic.net import EideticNet
+from autoeidetic.proof import recheck
 
 X = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 

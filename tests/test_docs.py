@@ -24,9 +24,11 @@ import torch
 from torch import nn
 
 import autoeidetic
-from autoeidetic import TrainConfig, cli, routing
-from autoeidetic.lookup import parameters_on_meta
+from autoeidetic import TrainConfig, routing
+from autoeidetic import commands as command_line
+from autoeidetic.commands.images.model_names import parameters_on_meta
 from autoeidetic.routing import base
+from autoeidetic.tasks.pruning import scores
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -78,7 +80,6 @@ WITH_EXAMPLES = {
 @pytest.fixture
 def forget_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores and routers registered in a test are gone after it."""
-    scores = sys.modules["autoeidetic.score"]  # the package's attribute is the decorator
     monkeypatch.setattr(scores, "_SCORES", dict(scores._SCORES))
     monkeypatch.setattr(base, "_ROUTERS", dict(base._ROUTERS))
 
@@ -101,7 +102,7 @@ def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
             for command in commands(block.text):
                 words = shlex.split(command)
                 if words[0] == "autoeidetic" and words[1] not in ("demo", "benchmark"):
-                    assert cli.main(words[1:]) == 0, command
+                    assert command_line.main(words[1:]) == 0, command
 
 
 @pytest.mark.parametrize("page", PAGES, ids=title)
@@ -128,7 +129,7 @@ def check_command(command: str) -> None:
     """That there is such a command, with such options, and such files."""
     program, *words = shlex.split(command, comments=True)
     if program == "autoeidetic":
-        cli._parser(words[0]).parse_args(words)  # SystemExit when it is not understood
+        command_line._parser(words[0]).parse_args(words)  # SystemExit when it is not understood
     elif program == "pip":
         assert words[0] == "install"
         for found in re.findall(r"\[(.*?)\]", command):
@@ -144,7 +145,7 @@ def check_command(command: str) -> None:
 def test_commands_are_understood(page: Path) -> None:
     """Those in blocks, and those in the text that have arguments."""
     inline = re.findall(r"`((?:autoeidetic|python|pytest|pip) [^`\n]+)`", page.read_text())
-    names = {f"autoeidetic {name}" for name in [*cli.COMMANDS, "COMMAND --help", "--version"]}
+    names = {f"autoeidetic {name}" for name in [*command_line.COMMANDS, "COMMAND --help", "--version"]}
     found = [command for block in blocks(page, "bash") for command in commands(block)]
     for command in found + [text for text in inline if text not in names]:
         check_command(command)
@@ -158,7 +159,7 @@ def test_a_command_that_is_not_there_is_found_out() -> None:
 
 def test_every_command_is_described() -> None:
     rows = table(DOCS / "command-line.md", "command")
-    assert [row[0].strip("`") for row in rows] == list(cli.COMMANDS)
+    assert [row[0].strip("`") for row in rows] == list(command_line.COMMANDS)
 
 
 # -- the site -----------------------------------------------------------------------------------
@@ -255,7 +256,6 @@ def test_settings_are_those_of_the_loop() -> None:
 
 def test_scores_and_routers_are_those_there_are() -> None:
     """Those of the package; an example that ran before may have registered others."""
-    scores = sys.modules["autoeidetic.score"]
     written = {
         ast.literal_eval(name): float(over_network)
         for names, _, over_network in table(ROOT / "docs/training.md", "`pruning=`")
@@ -294,18 +294,18 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
     ids=lambda arguments: arguments[0],
 )
 def test_inspect(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["inspect", *arguments]) == 0
+    assert command_line.main(["inspect", *arguments]) == 0
     table = capsys.readouterr().out
     assert "classes" in table
-    assert cli.main(["inspect", *arguments, "--json"]) == 0
+    assert command_line.main(["inspect", *arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["groups"]
 
 
 def test_inspect_with_shapes(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["torchvision.ops.misc:Conv2dNormActivation", "--input", "2,3,8,8"]
-    assert cli.main(["inspect", *arguments]) == 2  # it needs arguments
+    assert command_line.main(["inspect", *arguments]) == 2  # it needs arguments
     capsys.readouterr()
-    assert cli.main(["inspect", "torchvision:resnet18", "--input", "1,3,64,64"]) == 0
+    assert command_line.main(["inspect", "torchvision:resnet18", "--input", "1,3,64,64"]) == 0
     assert "layer4" in capsys.readouterr().out
 
 

@@ -20,12 +20,12 @@ from torch import Tensor, fx, nn
 from zoo import ZOO
 
 import autoeidetic
-from autoeidetic.cli import main
-from autoeidetic.dependencies import Dependencies
+from autoeidetic.commands import main
 from autoeidetic.draw import FORMATS, Drawing, describe, render, save, visualize
-from autoeidetic.draw.fold import fold
-from autoeidetic.draw.parts import FREE, INPUT
+from autoeidetic.draw.elements import FREE, INPUT
+from autoeidetic.draw.picture.fold import fold
 from autoeidetic.errors import InputError, MissingPackageError
+from autoeidetic.report.dependencies import Dependencies
 
 GOLDEN = Path(__file__).parent / "golden"
 SVG = "{http://www.w3.org/2000/svg}"

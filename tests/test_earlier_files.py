@@ -14,7 +14,7 @@ from saved_by_0_1 import make
 from torch import Tensor
 
 import autoeidetic
-from autoeidetic.reference import environment
+from autoeidetic.tasks.reference import environment
 
 FOLDER = Path(make.__file__).parent
 
@@ -53,7 +53,8 @@ def test_answers_and_predictions_are_the_same(kind: str, known: dict[str, Tensor
 
 @pytest.mark.parametrize("kind", ["mlp", "vit"])
 def test_their_seals_hold(kind: str) -> None:
-    audit = autoeidetic.audit(FOLDER / f"{kind}.safetensors", model=None if kind == "vit" else make.mlp())
+    model = None if kind == "vit" else make.mlp()
+    audit = autoeidetic.audit(FOLDER / f"{kind}.safetensors", model=model)
     assert audit.ok
 
 

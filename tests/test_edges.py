@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 import autoeidetic
-from autoeidetic import snapshot
 from autoeidetic.errors import AutoeideticError, CheckpointError, InputError, TaskError
+from autoeidetic.tasks import snapshot
 
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(8) % 2

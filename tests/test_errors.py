@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import autoeidetic
-from autoeidetic import cli
+from autoeidetic import commands
 from autoeidetic.errors import Place
 
 ERRORS = (
@@ -233,7 +233,7 @@ def test_no_output_depends_on_a_parameter(model: nn.Module) -> None:
     ],
 )
 def test_command_line_mistakes(arguments: list[str], words: str, capsys: Any) -> None:
-    assert cli.main(["inspect", *arguments]) == 2
+    assert commands.main(["inspect", *arguments]) == 2
     printed = capsys.readouterr()
     assert not printed.out
     assert printed.err.startswith("autoeidetic: ")
@@ -243,7 +243,7 @@ def test_command_line_mistakes(arguments: list[str], words: str, capsys: Any) ->
 
 def test_command_line_shapes(capsys: Any) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main(["inspect", "test_resnet", "--input", "2,x"])
+        commands.main(["inspect", "test_resnet", "--input", "2,x"])
     assert caught.value.code == 2
     assert "'2,x' is not a shape such as 2,3,32,32" in capsys.readouterr().err
 

@@ -22,8 +22,8 @@ from fuzz.script import Script, Step, draw, step
 from fuzz.shrink import shrunk
 from fuzz.without import SAFEGUARDS
 
-from autoeidetic import answering
-from autoeidetic.pins import Pins
+from autoeidetic.enforce.pins import Pins
+from autoeidetic.tasks import network
 from benchmarks import lives
 
 #: An interruption that is simulated may come while a finalizer runs, where Python ignores it aloud.
@@ -304,7 +304,7 @@ def test_settings_must_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     def leave(self: Any) -> None:
         torch.backends.mha.set_fastpath_enabled(False)
 
-    monkeypatch.setattr(answering.Answering, "_follow", leave)
+    monkeypatch.setattr(network.Answering, "_follow", leave)
     report = live(two_tasks())
     assert report.finding is not None
     assert report.finding.kind == "globals"

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autoeidetic
+from autoeidetic.enforce.nested import Level, _restricted
 from autoeidetic.errors import CaptureError, EnforcementError
-from autoeidetic.layers.nested import Level, _restricted
 
 
 class Body(nn.Module):
@@ -262,7 +262,7 @@ def test_forward_of_one_module_is_kept() -> None:
         assert lives.same(lives.answers(twin, inputs(), 0), before)
     second = net.backbone.second
     aside = second._forward_aside
-    autoeidetic.layers.guard.guard(second, None)
+    autoeidetic.enforce.guard.guard(second, None)
     assert second.__dict__["forward"] is aside
     assert not hasattr(second, "_forward_aside")
 

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from autoeidetic.layers import levels
-from autoeidetic.layers.levels import LevelTable
+from autoeidetic.enforce.kernels import level_norms
+from autoeidetic.enforce.kernels.level_norms import LevelTable
 
 KINDS = ["layer", "rms", "group"]
 EPS = 1e-5
@@ -49,10 +49,10 @@ def run(
     restrict: bool = True,
 ) -> Tensor:
     if kind == "layer":
-        return levels.layer_norm(x, table, weight, bias, EPS, restrict=restrict)
+        return level_norms.layer_norm(x, table, weight, bias, EPS, restrict=restrict)
     if kind == "rms":
-        return levels.rms_norm(x, table, weight, EPS, restrict=restrict)
-    return levels.group_norm(x, groups, table, weight, bias, EPS, restrict=restrict)
+        return level_norms.rms_norm(x, table, weight, EPS, restrict=restrict)
+    return level_norms.group_norm(x, groups, table, weight, bias, EPS, restrict=restrict)
 
 
 def reference(
@@ -178,16 +178,16 @@ def test_one_level_equals_the_stock_norms() -> None:
 def test_default_eps_of_rms_norm_is_the_stock_one(dtype: torch.dtype) -> None:
     x = torch.full((2, 8), 1e-3).to(dtype)
     t = LevelTable(torch.ones(1, 8, dtype=torch.bool), torch.zeros(8).long())
-    torch.testing.assert_close(levels.rms_norm(x, t, None, None), F.rms_norm(x, (8,)))
+    torch.testing.assert_close(level_norms.rms_norm(x, t, None, None), F.rms_norm(x, (8,)))
 
 
 def test_levels_without_channels_or_variance_are_finite() -> None:
     include = torch.tensor([[False] * 4, [True, False, False, False], [True] * 4])
     t = LevelTable(include, torch.tensor([2, 1, 0, 2]), 2)
     for x in (torch.ones(2, 4), torch.zeros(2, 4), torch.full((2, 4), 1e-30)):
-        assert levels.layer_norm(x, t, None, None, 0.0).isfinite().all()
-        assert levels.rms_norm(x, t, None, 0.0).isfinite().all()
-        assert levels.group_norm(x, 2, t, None, None, 0.0).isfinite().all()
+        assert level_norms.layer_norm(x, t, None, None, 0.0).isfinite().all()
+        assert level_norms.rms_norm(x, t, None, 0.0).isfinite().all()
+        assert level_norms.group_norm(x, 2, t, None, None, 0.0).isfinite().all()
 
 
 def test_impossible_tables_are_refused() -> None:
@@ -290,7 +290,7 @@ def test_the_sign_of_a_zero_does_not_depend_on_other_levels() -> None:
     for value in (-5.0, 5.0):
         x = torch.tensor([[0.0, -0.0, value, value], [-0.0, -0.0, value, 0.0]])
         for bias in (None, torch.tensor([0.0, -0.0, 0.0, -0.0])):
-            results.append(levels.layer_norm(x, t, None, bias, EPS)[:, :2])
+            results.append(level_norms.layer_norm(x, t, None, bias, EPS)[:, :2])
     assert all(same_bits(r, results[0]) for r in results)
 
 

@@ -24,9 +24,9 @@ from test_learn import learn
 from test_training import SHORT, adam, life, loader, network
 
 import autoeidetic
-from autoeidetic import locks
+from autoeidetic.common import locks
 from autoeidetic.errors import CheckpointError, StorageWarning
-from autoeidetic.snapshot import Snapshot
+from autoeidetic.tasks.snapshot import Snapshot
 
 pytestmark = pytest.mark.skipif(locks.fcntl is None, reason="there are no such locks here")
 ROOT = Path(__file__).parent.parent
@@ -37,7 +37,7 @@ import os, signal, sys
 import torch
 from torch import nn
 import autoeidetic
-from autoeidetic import archive
+from autoeidetic.common import archive
 torch.set_num_threads(1)
 
 def tell(text):
@@ -349,7 +349,7 @@ def test_many_at_once(tmp_path: Path) -> None:
     text = """
 import time
 from pathlib import Path
-from autoeidetic import locks
+from autoeidetic.common import locks
 from autoeidetic.errors import CheckpointError
 end, got = time.time() + 3, 0
 print("here", flush=True)

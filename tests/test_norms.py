@@ -33,8 +33,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import autoeidetic
-from autoeidetic.ownership import Ownership
-from autoeidetic.values import ParameterView, compress
+from autoeidetic.propagate.parameter_channels import Ownership
+from autoeidetic.propagate.values import ParameterView, compress
 
 C = 12
 IMAGE = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(0))

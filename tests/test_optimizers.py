@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import autoeidetic
-from autoeidetic.bits import same
+from autoeidetic.common.bits import same
+from autoeidetic.enforce.pins import Pins
+from autoeidetic.enforce.spot_checks import Spots, spread
 from autoeidetic.net import EideticNet
-from autoeidetic.pins import Pins
-from autoeidetic.spots import Spots, spread
 
 X = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 2, 3, 0, 1])

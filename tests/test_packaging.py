@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import autoeidetic
-from autoeidetic import cli
+from autoeidetic import commands
 
 ROOT = Path(__file__).parent.parent
 NEEDED = (
@@ -31,7 +31,7 @@ VERSION = "98.7.6"
 IMPORTED = f"""
 import torch
 import autoeidetic
-from autoeidetic.cli import main
+from autoeidetic.commands import main
 
 print(autoeidetic.__file__)
 assert autoeidetic.__version__ == {VERSION!r}
@@ -100,7 +100,7 @@ def test_wheel(tmp_path: Path) -> None:
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert autoeidetic.__version__ == version("autoeidetic")
     with pytest.raises(SystemExit) as stopped:
-        cli.main(["--version"])
+        commands.main(["--version"])
     assert stopped.value.code == 0
     assert capsys.readouterr().out == f"autoeidetic {autoeidetic.__version__}\n"
 

@@ -21,7 +21,7 @@ import torch
 
 from autoeidetic import analyze
 from autoeidetic.draw import describe
-from autoeidetic.draw.html import to_html
+from autoeidetic.draw.formats.html import to_html
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 from selenium.webdriver.chrome.service import Service  # noqa: E402

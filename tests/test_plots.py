@@ -21,7 +21,7 @@ from torch import nn
 
 import autoeidetic
 from autoeidetic import InputError, Run
-from autoeidetic.results import AccuracyMatrix, drawing, plots
+from autoeidetic.results import AccuracyMatrix, figures, plots
 
 KEPT = AccuracyMatrix([[0.9], [0.9, 0.8], [0.9, 0.8, 0.95]])
 LOST = AccuracyMatrix([[0.95], [0.6, 0.9], [0.5, 0.55, 0.95]])
@@ -74,7 +74,7 @@ def test_curves_of_steps() -> None:
     curves = {0: [(0.0, 0.1), (1.0, 0.9), (2.0, 0.9)], 1: [(1.0, 0.2), (2.0, math.nan)]}
     figure = plots.accuracy_over_time(curves, boundaries=[1.0, 2.0], names=["a", "b"])
     (ax,) = figure.axes
-    bounds = [line for line in ax.lines if line.get_color() == drawing.GRID]
+    bounds = [line for line in ax.lines if line.get_color() == figures.GRID]
     assert [line.get_xdata()[0] for line in bounds] == [1.0, 2.0]
     assert {"a", "b", "epochs"} <= set(texts(figure))
 
@@ -155,8 +155,8 @@ def test_capacity_of_a_network() -> None:
 
 def test_colours_are_told_apart() -> None:
     for count in range(1, 21):
-        colours = [drawing.colour_of(task, count) for task in range(count)]
-        assert len({*colours, drawing.FREE}) == count + 1
+        colours = [figures.colour_of(task, count) for task in range(count)]
+        assert len({*colours, figures.FREE}) == count + 1
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -198,7 +198,7 @@ def test_names_are_drawn_as_they_are(tmp_path: Path) -> None:
 
 
 def test_the_same_drawing_has_the_same_bytes() -> None:
-    first, second = (drawing.rendered(plots.reuse(whole(2)), "png") for _ in range(2))
+    first, second = (figures.rendered(plots.reuse(whole(2)), "png") for _ in range(2))
     assert first == second
 
 
@@ -242,8 +242,8 @@ import sys, autoeidetic
 assert "matplotlib" not in sys.modules
 import matplotlib as mpl
 before = mpl.rcParams.copy()
-from autoeidetic.results import plots, drawing, AccuracyMatrix
-drawing.rendered(plots.accuracy_matrix(AccuracyMatrix([[1.0]])), "png")
+from autoeidetic.results import plots, figures, AccuracyMatrix
+figures.rendered(plots.accuracy_matrix(AccuracyMatrix([[1.0]])), "png")
 assert "matplotlib.pyplot" not in sys.modules
 assert mpl.rcParams.copy() == before
 """

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 import autoeidetic
-from autoeidetic import rules
-from autoeidetic.rules import registry
+from autoeidetic.propagate import rules
+from autoeidetic.propagate.rules import registry
 
 COUNT = """
-import json, autoeidetic.rules as rules
+import json, autoeidetic.propagate.rules as rules
 modules = [rule.__module__.rpartition(".")[2] for _, rule in rules.registered()]
 print(json.dumps({name: modules.count(name) for name in rules.MODULES}))
 """

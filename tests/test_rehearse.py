@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import autoeidetic
-from autoeidetic.bits import same
-from autoeidetic.owners import Owners
+from autoeidetic.common.bits import same
+from autoeidetic.enforce.owners import Owners
 
 INPUTS = torch.randn(4, 6, generator=torch.Generator().manual_seed(3))
 

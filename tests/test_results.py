@@ -25,8 +25,9 @@ import torch
 from torch import Tensor, nn
 
 import autoeidetic
-from autoeidetic import InputError, Run, TaskError, evaluate, parallel
-from autoeidetic.capacity import Capacity, Share
+from autoeidetic import InputError, Run, TaskError, evaluate
+from autoeidetic.common import distributed, files
+from autoeidetic.common.digests import Hasher
 from autoeidetic.net import Task
 from autoeidetic.results import (
     AccuracyMatrix,
@@ -36,10 +37,9 @@ from autoeidetic.results import (
     TaskResult,
     accumulator,
     accuracy,
-    files,
 )
-from autoeidetic.results.digest import Hasher
 from autoeidetic.results.metric import judge
+from autoeidetic.tasks.capacity import Capacity, Share
 
 NAN = math.nan
 
@@ -565,7 +565,7 @@ def test_two_processes_measure_together(tmp_path: Path) -> None:
 
 
 def test_only_the_first_process_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "rank", lambda: 1)
+    monkeypatch.setattr(distributed, "rank", lambda: 1)
     run = Run(tmp_path / "run")
     for _, step in steps(1):
         step(run)

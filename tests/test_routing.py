@@ -22,7 +22,8 @@ from torch.nn import functional as F
 from torch.utils import data
 
 import autoeidetic
-from autoeidetic import archive, routing
+from autoeidetic import routing
+from autoeidetic.common import archive
 from autoeidetic.errors import (
     AutoeideticError,
     CheckpointError,

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autoeidetic.layers import rows, statistics
+from autoeidetic.enforce.kernels import restricted_backward, statistics
 
 CONVS = {
     "1d": (F.conv1d, (3, 4, 9), (6, 4, 3), (2, 1, 1, 1)),
@@ -82,7 +82,7 @@ def test_linear(shape: tuple[int, ...], biased: bool, row: str, column: str) -> 
     inputs = leaves(shape, (6, 4), (6,))[: 3 if biased else 2]
 
     def ours(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return rows.linear(x, weight, bias, active, columns)
+        return restricted_backward.linear(x, weight, bias, active, columns)
 
     check(F.linear, ours, inputs, -1, active, columns)
 
@@ -100,7 +100,7 @@ def test_conv(case: str, row: str, column: str) -> None:
         return function(x, weight, bias, *geometry)
 
     def ours(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return rows.conv(function, x, weight, bias, *geometry, active, columns)
+        return restricted_backward.conv(function, x, weight, bias, *geometry, active, columns)
 
     inputs = leaves(shape, kernel, (kernel[0],))[: 3 if biased else 2]
     check(stock, ours, inputs, channel, active, columns)
@@ -113,7 +113,9 @@ def test_nothing_is_lost_where_frozen_rows_do_not_read_active_columns() -> None:
         weight[[[1], [2], [3], [5]], columns] = 0
     grad = torch.randn(5, 6, dtype=torch.double)
     full = torch.autograd.grad(F.linear(x, weight), x, grad)[0]
-    ours = torch.autograd.grad(rows.linear(x, weight, None, active, columns), x, grad)[0]
+    ours = torch.autograd.grad(
+        restricted_backward.linear(x, weight, None, active, columns), x, grad
+    )[0]
     assert full[:, columns].abs().min() > 0
     torch.testing.assert_close(ours[:, columns], full[:, columns])
 
@@ -124,7 +126,9 @@ def test_stock_refuses_what_it_refuses() -> None:
         with pytest.raises(RuntimeError) as stock:
             F.conv2d(x, weight, None, 2, padding)
         with pytest.raises(RuntimeError) as ours:
-            rows.conv(F.conv2d, x, weight, None, 2, padding, 1, 1, torch.tensor([0]), None)
+            restricted_backward.conv(
+                F.conv2d, x, weight, None, 2, padding, 1, 1, torch.tensor([0]), None
+            )
         assert str(ours.value) == str(stock.value)
 
 
@@ -154,17 +158,21 @@ def kernels(y: Tensor) -> list[tuple[torch.Size, ...]]:
 def test_the_work_is_that_of_the_active_rows() -> None:
     active, columns = torch.tensor([1, 5]), torch.tensor([2])
     x, weight, kernel, image = leaves((7, 4), (6, 4), (6, 4, 3, 3), (1, 4, 5, 5))
-    assert kernels(rows.linear(x, weight, None, active, columns)) == [
+    assert kernels(restricted_backward.linear(x, weight, None, active, columns)) == [
         ((7, 2), (2, 1)),
         ((2, 7), (7, 4)),
     ]
     geometry = (1, 1, 1, 1)
-    assert kernels(rows.conv(F.conv2d, image, kernel, None, *geometry, active, columns)) == [
+    assert kernels(
+        restricted_backward.conv(F.conv2d, image, kernel, None, *geometry, active, columns)
+    ) == [
         ((1, 2, 5, 5), (1, 1, 5, 5), (2, 1, 3, 3)),
         ((1, 2, 5, 5), (1, 4, 5, 5), (2, 4, 3, 3)),
     ]
     deep, thin = leaves((1, 6, 5, 5), (6, 1, 3, 3))
-    assert kernels(rows.conv(F.conv2d, deep, thin, None, 1, 1, 1, 6, active, active)) == [
+    assert kernels(
+        restricted_backward.conv(F.conv2d, deep, thin, None, 1, 1, 1, 6, active, active)
+    ) == [
         ((1, 2, 5, 5), (1, 2, 5, 5), (2, 1, 3, 3)),
         ((1, 2, 5, 5), (1, 2, 5, 5), (2, 1, 3, 3)),
     ]
@@ -176,16 +184,19 @@ def test_what_is_not_needed_is_not_computed() -> None:
     geometry = (1, 1, 1, 1)
 
     def convolve(x: Tensor, weight: Tensor, *indices: Tensor | None) -> Tensor:
-        return rows.conv(F.conv2d, x, weight, None, *geometry, *indices)
+        return restricted_backward.conv(F.conv2d, x, weight, None, *geometry, *indices)
 
-    assert len(kernels(rows.linear(x.detach(), weight, None, active, None))) == 1
-    assert len(kernels(rows.linear(x, weight.detach(), None, active, None))) == 1
-    assert len(kernels(rows.linear(x, weight, None, active, nothing))) == 1
+    assert len(kernels(restricted_backward.linear(x.detach(), weight, None, active, None))) == 1
+    assert len(kernels(restricted_backward.linear(x, weight.detach(), None, active, None))) == 1
+    assert len(kernels(restricted_backward.linear(x, weight, None, active, nothing))) == 1
     assert len(kernels(convolve(image.detach(), kernel, active, None))) == 1
     assert len(kernels(convolve(image, kernel.detach(), active, None))) == 1
     assert len(kernels(convolve(image, kernel, active, nothing))) == 1
     assert kernels(convolve(image, kernel, nothing, None)) == []
-    assert kernels(rows.linear(x, weight, None, nothing, None)) in ([], [((0, 7), (7, 4))])
+    assert kernels(restricted_backward.linear(x, weight, None, nothing, None)) in (
+        [],
+        [((0, 7), (7, 4))],
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -201,10 +212,10 @@ def test_autocast(dtype: torch.dtype, inside: bool) -> None:
 
     with torch.autocast("cpu", dtype):
         pairs = [
-            (F.linear(*inputs), rows.linear(*inputs, active, columns), inputs, -1),
+            (F.linear(*inputs), restricted_backward.linear(*inputs, active, columns), inputs, -1),
             (
                 F.conv2d(*images, 1, 1),
-                rows.conv(F.conv2d, *images, 1, 1, 1, 1, active, columns),
+                restricted_backward.conv(F.conv2d, *images, 1, 1, 1, 1, active, columns),
                 images,
                 1,
             ),
@@ -224,7 +235,7 @@ def test_autocast(dtype: torch.dtype, inside: bool) -> None:
 def test_autocast_leaves_doubles_alone() -> None:
     x, weight = leaves((7, 4), (6, 4))
     with torch.autocast("cpu", torch.bfloat16):
-        y = rows.linear(x, weight, None, torch.tensor([1]), None)
+        y = restricted_backward.linear(x, weight, None, torch.tensor([1]), None)
         assert y.dtype is torch.double
         assert torch.equal(y, F.linear(x, weight))
 
@@ -232,7 +243,9 @@ def test_autocast_leaves_doubles_alone() -> None:
 def test_channels_last_stays() -> None:
     image, kernel = (t.detach() for t in leaves((2, 4, 5, 5), (6, 4, 3, 3), dtype=torch.float))
     x, weight = (t.to(memory_format=torch.channels_last).requires_grad_() for t in (image, kernel))
-    y = rows.conv(F.conv2d, x, weight, None, 1, 1, 1, 1, torch.tensor([1]), torch.tensor([2]))
+    y = restricted_backward.conv(
+        F.conv2d, x, weight, None, 1, 1, 1, 1, torch.tensor([1]), torch.tensor([2])
+    )
     assert torch.equal(y, F.conv2d(x, weight, None, 1, 1))
     for tensor in (y, *torch.autograd.grad(y.sum(), [x, weight])):
         assert tensor.is_contiguous(memory_format=torch.channels_last)
@@ -242,8 +255,8 @@ def test_second_derivatives_raise() -> None:
     x, weight, kernel, image = leaves((7, 4), (6, 4), (6, 4, 3, 3), (1, 4, 5, 5))
     active = torch.tensor([1])
     for y, leaf in (
-        (rows.linear(x, weight, None, active, None), x),
-        (rows.conv(F.conv2d, image, kernel, None, 1, 1, 1, 1, active, None), image),
+        (restricted_backward.linear(x, weight, None, active, None), x),
+        (restricted_backward.conv(F.conv2d, image, kernel, None, 1, 1, 1, 1, active, None), image),
     ):
         (gradient,) = torch.autograd.grad(y.square().sum(), leaf, create_graph=True)
         with pytest.raises(RuntimeError, match="once_differentiable"):
@@ -255,7 +268,7 @@ class Restricted(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is F.linear:
-            return rows.linear(*args, torch.tensor([1]), None)
+            return restricted_backward.linear(*args, torch.tensor([1]), None)
         return func(*args, **(kwargs or {}))
 
 
@@ -273,17 +286,20 @@ def test_compiles_in_one_graph(name: str) -> None:
     image, bias = (2, 4, 5, 5), (4,)
     mean, var = running()
     functions: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
-        "linear": (lambda *t: rows.linear(*t, active, columns), leaves((5, 4), (4, 4), bias)),
+        "linear": (
+            lambda *t: restricted_backward.linear(*t, active, columns),
+            leaves((5, 4), (4, 4), bias),
+        ),
         "conv": (
-            lambda *t: rows.conv(F.conv2d, *t, 1, 1, 1, 1, active, columns),
+            lambda *t: restricted_backward.conv(F.conv2d, *t, 1, 1, 1, 1, active, columns),
             leaves(image, (4, 4, 3, 3), bias),
         ),
         "same": (
-            lambda *t: rows.conv(F.conv2d, *t, 1, "same", 1, 1, active, columns),
+            lambda *t: restricted_backward.conv(F.conv2d, *t, 1, "same", 1, 1, active, columns),
             leaves(image, (4, 4, 2, 2), bias),
         ),
         "depthwise": (
-            lambda *t: rows.conv(F.conv2d, *t, 1, 1, 1, 4, active, active),
+            lambda *t: restricted_backward.conv(F.conv2d, *t, 1, 1, 1, 4, active, active),
             leaves(image, (4, 1, 3, 3), bias),
         ),
         "batch_norm": (

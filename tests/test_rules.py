@@ -21,16 +21,16 @@ from torch import Tensor, nn
 from zoo import ZOO
 
 import autoeidetic
-from autoeidetic import couple, nesting
-from autoeidetic.algebra import Algebra
+from autoeidetic.capture.recorder import Recorder
+from autoeidetic.couple import couple, nesting
 from autoeidetic.errors import UnhandledOperatorWarning
-from autoeidetic.ownership import Ownership
-from autoeidetic.propagate import _Interpreter
-from autoeidetic.recorder import Recorder
-from autoeidetic.rules import attention, index, linear, movement, registered
-from autoeidetic.tags import Tags, narrow
-from autoeidetic.units import Units
-from autoeidetic.values import Value
+from autoeidetic.propagate.algebra import Algebra
+from autoeidetic.propagate.channels import Units
+from autoeidetic.propagate.parameter_channels import Ownership
+from autoeidetic.propagate.propagate import _Interpreter
+from autoeidetic.propagate.rules import attention, index, linear, movement, registered
+from autoeidetic.propagate.tags import Tags, narrow
+from autoeidetic.propagate.values import Value
 
 pytestmark = pytest.mark.filterwarnings("ignore:index_reduce.. is in beta")
 

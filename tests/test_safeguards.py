@@ -16,13 +16,16 @@ from torch import Tensor
 from zoo import ZOO
 
 import autoeidetic
-from autoeidetic import blueprint, enforce, heads, prune
-from autoeidetic.layers.guard import Guard
-from autoeidetic.layers.nested import NestedModule
-from autoeidetic.layers.treatments import ComputedWeight, LevelNorms, RunningStatistics
-from autoeidetic.owners import Owners
-from autoeidetic.pins import Pins
-from autoeidetic.plan import Plan
+from autoeidetic.enforce import derive
+from autoeidetic.enforce.guard import Guard
+from autoeidetic.enforce.nested import NestedModule
+from autoeidetic.enforce.owners import Owners
+from autoeidetic.enforce.pins import Pins
+from autoeidetic.enforce.treatments import ComputedWeight, LevelNorms, RunningStatistics
+from autoeidetic.plan import blueprint
+from autoeidetic.plan.plan import Plan
+from autoeidetic.tasks import heads
+from autoeidetic.tasks.pruning import choose
 
 Patch = pytest.MonkeyPatch
 
@@ -68,12 +71,12 @@ def moving_statistics(patch: Patch) -> None:
 def loose_statistics(patch: Patch) -> None:
     """And the buffers are not pinned."""
     moving_statistics(patch)
-    pins = enforce.backbone_pins
+    pins = derive.backbone_pins
 
     def without(plan: Any, owners: Owners, own: Any) -> Any:
         return [pin for pin in pins(plan, owners, own) if pin.name not in plan.plan.buffers]
 
-    patch.setattr(enforce, "backbone_pins", without)
+    patch.setattr(derive, "backbone_pins", without)
 
 
 def without_treatment(kind: type) -> Callable[[Patch], None]:
@@ -98,12 +101,12 @@ def no_nested_modules(patch: Patch) -> None:
 
 def nested_parameters_shown(patch: Patch) -> None:
     """Levels of a nested module see all of its parameters and buffers."""
-    patch.setattr(enforce, "_held", lambda plan, path: [])
+    patch.setattr(derive, "_held", lambda plan, path: [])
 
 
 def open_pruning(patch: Patch) -> None:
     """What is kept is not closed under requires."""
-    patch.setattr(prune, "_dependents", lambda requires, chosen: chosen)
+    patch.setattr(choose, "_dependents", lambda requires, chosen: chosen)
     patch.setattr(Plan, "closure", lambda self, kept: kept)
 
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 import autoeidetic
 from autoeidetic.errors import InputError
-from autoeidetic.prune import choose
-from autoeidetic.score import ScoreData, class_scores
+from autoeidetic.tasks.pruning.choose import choose
+from autoeidetic.tasks.pruning.scores import ScoreData, class_scores
 
 X = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()

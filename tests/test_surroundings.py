@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import autoeidetic
-from autoeidetic.bits import same
+from autoeidetic.common.bits import same
 from autoeidetic.net import EideticNet
 
 X = torch.randn(5, 6, generator=torch.Generator().manual_seed(3))

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from autoeidetic.enforce.pass_lock import PassLock
 from autoeidetic.net import EideticNet
-from autoeidetic.passes import PassLock
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 

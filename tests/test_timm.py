@@ -17,8 +17,8 @@ import torchvision
 from torch import Tensor, nn
 
 import autoeidetic
-from autoeidetic.zoo import families
-from autoeidetic.zoo.models import family as family_of
+from autoeidetic.commands.benchmark import families
+from autoeidetic.commands.benchmark.models import family as family_of
 
 #: Small models, and together most of the hazards: attention of many kinds, mixers, gates,
 #: concatenation, grouped and standardised convolutions, windows, recurrences.

@@ -22,12 +22,12 @@ from test_audit import strict
 from torch import nn
 
 import autoeidetic
-from autoeidetic import cli
+from autoeidetic import commands
 from autoeidetic.checkpoint import rebuild
-from autoeidetic.cli import train
+from autoeidetic.commands import train
+from autoeidetic.commands.images.image_folders import find_tasks
+from autoeidetic.commands.images.vision import image_model
 from autoeidetic.errors import InputError
-from autoeidetic.folders import find_tasks
-from autoeidetic.vision import image_model
 
 SHORT = """
 --size 32 --epochs 2 --step 0.4 --most 0.4 --tolerance 1 --batch-size 8 --workers 0 --device cpu
@@ -68,7 +68,7 @@ def command(folders: Path, tasks: str, output: Path, *more: str) -> list[str]:
 def run(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two tasks, learned without a break."""
     output = tmp_path_factory.mktemp("runs") / "run"
-    assert cli.main(command(folders, "ab", output, "--quiet")) == 0
+    assert commands.main(command(folders, "ab", output, "--quiet")) == 0
     return output
 
 
@@ -85,7 +85,7 @@ def fails(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) 
     """Exit code 2 and one line, with a remedy, about what is wrong."""
     capsys.readouterr()
     try:
-        code: Any = cli.main(arguments)
+        code: Any = commands.main(arguments)
     except SystemExit as stop:  # argparse's own
         code = stop.code
     printed = capsys.readouterr()
@@ -106,7 +106,7 @@ def test_learns_and_says_so(
 ) -> None:
     """Given again, the command has nothing left to do but to tell."""
     before = (copied / "network.safetensors").read_bytes()
-    assert cli.main(command(folders, "ab", copied, "--json")) == 0
+    assert commands.main(command(folders, "ab", copied, "--json")) == 0
     printed = capsys.readouterr()
     assert not printed.err
     result = strict(printed.out)
@@ -114,9 +114,9 @@ def test_learns_and_says_so(
     assert 0 <= result["agnostic"] <= 1
     assert 0 < result["free"] < 1
     assert result["checkpoint"] == str(copied / "network.safetensors")
-    assert cli.main([*shlex.split(result["verify"])[1:], "--json"]) == 0
+    assert commands.main([*shlex.split(result["verify"])[1:], "--json"]) == 0
     assert [each["name"] for each in strict(capsys.readouterr().out)["tasks"]] == ["a", "b"]
-    assert cli.main(command(folders, "ab", copied)) == 0
+    assert commands.main(command(folders, "ab", copied)) == 0
     printed = capsys.readouterr()
     assert "a: 2 classes, 8 images to learn from, 2 to be tested on, as 32 x 32" in printed.err
     assert "b: 2 classes, 10 images to learn from, 6 to be tested on" in printed.err
@@ -146,9 +146,9 @@ def test_goes_on_where_it_was_stopped(
 
     with monkeypatch.context() as patch:
         patch.setattr(autoeidetic.Run, "epoch", stopped)
-        assert cli.main(command(folders, "ab", tmp_path / "run", "--quiet")) == 130
+        assert commands.main(command(folders, "ab", tmp_path / "run", "--quiet")) == 130
     assert capsys.readouterr().err == "autoeidetic: stopped; the same command goes on from here\n"
-    assert cli.main(command(folders, "ab", tmp_path / "run", "--quiet")) == 0
+    assert commands.main(command(folders, "ab", tmp_path / "run", "--quiet")) == 0
     assert {p.name for p in (tmp_path / "run").iterdir()} == {p.name for p in run.iterdir()}
     here, there = (path / "network.safetensors" for path in (tmp_path / "run", run))
     assert here.read_bytes() == there.read_bytes()
@@ -156,7 +156,7 @@ def test_goes_on_where_it_was_stopped(
 
 def test_one_more_task(folders: Path, copied: Path, run: Path) -> None:
     """What was finished stays, bit for bit."""
-    assert cli.main(command(folders, "abc", copied, "--quiet", "--router", "none")) == 0
+    assert commands.main(command(folders, "abc", copied, "--quiet", "--router", "none")) == 0
     before, after = (autoeidetic.load(path / "network.safetensors") for path in (run, copied))
     assert [task.name for task in after.tasks] == ["a", "b", "c"]
     assert after.tasks[:2] == before.tasks  # seals and all
@@ -170,7 +170,7 @@ def test_one_more_task(folders: Path, copied: Path, run: Path) -> None:
 def test_seals_are_taken_once(folders: Path, copied: Path, run: Path) -> None:
     """With another number of threads the outputs are others, and a new seal would hide it."""
     torch.set_num_threads(2)
-    assert cli.main(command(folders, "ab", copied, "--quiet", "--router", "none")) == 0
+    assert commands.main(command(folders, "ab", copied, "--quiet", "--router", "none")) == 0
     before, after = (autoeidetic.load(path / "network.safetensors") for path in (run, copied))
     assert after.tasks == before.tasks
     assert before.tasks[0].seal.reference.environment["threads"] == "1"
@@ -202,11 +202,11 @@ def test_a_model_of_ones_own(
 ) -> None:
     typed = command(folders, "a", tmp_path / "run", "--json", "--router", "none", "--pretrained")
     typed[1] = "test_train_command:make"
-    assert cli.main(typed) == 0
+    assert commands.main(typed) == 0
     result = strict(capsys.readouterr().out)
     assert result["agnostic"] is None
     assert result["verify"].endswith("--model test_train_command:make")
-    assert cli.main(shlex.split(result["verify"])[1:]) == 0
+    assert commands.main(shlex.split(result["verify"])[1:]) == 0
     assert autoeidetic.load(result["checkpoint"], make()).recycle == "keep"
 
 
@@ -435,7 +435,7 @@ def test_images_that_changed_since(
     folders: Path, copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = Path(shutil.copytree(folders, tmp_path / "images"))
-    assert cli.main(command(other, "ab", copied, "--quiet")) == 0  # the same ones elsewhere
+    assert commands.main(command(other, "ab", copied, "--quiet")) == 0  # the same ones elsewhere
     draw(other / "b" / "train" / "dark", 1, 6)
     fails(command(other, "ab", copied), "holds other images", capsys)
 

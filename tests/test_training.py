@@ -466,14 +466,14 @@ def test_unwritable_directory(tmp_path: Path) -> None:
 def test_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training goes on, and an earlier state stays readable."""
     whole = life(None)
-    save_file, calls = autoeidetic.archive.save_file, itertools.count()
+    save_file, calls = autoeidetic.common.archive.save_file, itertools.count()
 
     def sometimes(*args: Any, **kwargs: Any) -> None:
         if next(calls) % 3 == 2:
             raise OSError(28, "No space left on device")
         save_file(*args, **kwargs)
 
-    monkeypatch.setattr("autoeidetic.archive.save_file", sometimes)
+    monkeypatch.setattr("autoeidetic.common.archive.save_file", sometimes)
     with pytest.warns(autoeidetic.StorageWarning, match="No space left"):
         again = life(tmp_path)
     assert all(torch.equal(again[name], whole[name]) for name in whole)

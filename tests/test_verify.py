@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import autoeidetic
-from autoeidetic import heads
 from autoeidetic.net import EideticNet
+from autoeidetic.tasks import heads
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 

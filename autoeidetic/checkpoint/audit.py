@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import archive, reference, seal
+from ..common import archive
+from ..common.environment import difference
 from ..errors import CheckpointError
 from ..net import EideticNet, Task
-from ..reference import Output, Reference
-from ..results.about import difference
-from ..seal import Frozen, Seal
+from ..proof import seals
+from ..proof.seals import Frozen, Seal
+from ..tasks import reference
+from ..tasks.reference import Output, Reference
 from .context import undisturbed
 from .digest import checked, digest_of, noted_in
 from .example import dtype_of
@@ -127,7 +129,7 @@ def _audited(net: EideticNet) -> tuple[TaskAudit, ...]:
 
 def _task(net: EideticNet, task: Task, changed_before: list[str]) -> TaskAudit:
     """``changed_before``: earlier tasks that were tampered with, on which this one may build."""
-    now, then = seal.frozen(net, task.index), task.seal
+    now, then = seals.frozen(net, task.index), task.seal
     other = task.answered_by
     audited = partial(
         TaskAudit,
@@ -161,7 +163,7 @@ def _other_terms(then: Seal, net: EideticNet, task: int) -> dict[str, tuple[str,
     """Terms that are not as sealed: what each was, and what it is."""
     if then.terms is None:
         return {}
-    now = seal.terms(net, task)
+    now = seals.terms(net, task)
     names = dict.fromkeys([*then.terms, *now])
     pairs = {name: (then.terms.get(name, "not sealed"), now.get(name, "none")) for name in names}
     return {name: (before, after) for name, (before, after) in pairs.items() if before != after}

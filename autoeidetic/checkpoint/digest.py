@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
-from .. import reference
 from ..errors import InputError
 from ..net import Task
+from ..tasks import reference
 from .record import EXAMPLE, ROUTER, Record
 
 _HALF = 64

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from .. import archive
+from ..common import archive
 from ..errors import CheckpointError
 from ..net import EideticNet, Task
 from .record import Record

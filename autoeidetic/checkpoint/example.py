@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..answering import Answering
+from ..common.inputs import CallInputs
 from ..errors import CheckpointError
-from ..inputs import CallInputs
-from ..reference import by_value
+from ..tasks.network import Answering
+from ..tasks.reference import by_value
 
 #: Types by name, so that a name in a file is looked up here and nowhere else. Not those without
 #: arithmetic of their own (quantized values, bits), which torch may crash on.

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..enforce import slots
+from ..enforce.derive import slots
+from ..enforce.guard import Guarded
+from ..enforce.pins import Slot
 from ..errors import CheckpointError, Place
-from ..layers.guard import Guarded
-from ..pins import Slot
 
 FRESH = "pass a new model, built with the same code and arguments as the saved one"
 

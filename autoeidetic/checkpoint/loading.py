@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from .. import archive
+from ..common import archive
+from ..common.inputs import CallInputs
 from ..convert import convert
-from ..enforce import slots
+from ..enforce.derive import slots
 from ..errors import AutoeideticError, CheckpointError, InputError
-from ..inputs import CallInputs
 from ..net import EideticNet, Task
 from ..routing import restore, to_be_found, view
 from . import rebuild

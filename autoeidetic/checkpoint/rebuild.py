@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..enforce.guard import original_class
 from ..errors import CheckpointError
-from ..layers.guard import original_class
 
 Recipe = dict[str, Any]
 #: The only arguments that a recipe may have, and the libraries it may name.

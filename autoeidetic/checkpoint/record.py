@@ -9,12 +9,12 @@ from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
-from ..blueprint import Blueprint
 from ..errors import CheckpointError
 from ..net import Task
-from ..reference import Output, Reference
-from ..seal import Frozen, Seal, SealedTensor
-from ..values import core
+from ..plan.blueprint import Blueprint
+from ..proof.seals import Frozen, Seal, SealedTensor
+from ..propagate.values import core
+from ..tasks.reference import Output, Reference
 
 Kind = TypeVar("Kind")
 #: Names of tensors in a file besides those of the network.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..results.table import html, line, table
+from ..common.tables import html, line, table
 
 HELD, CHANGED, OUTPUTS, CONVERTED, UNSEALED = "held", "changed", "outputs", "converted", "unsealed"
 _NAMES = 5

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import archive
+from ..common import archive
 from ..errors import CheckpointError, Place
 from ..net import EideticNet
 from . import rebuild

@@ -16,7 +16,7 @@ from typing import Any
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..graph import Capture, operator_name
+from ..capture.graph import Capture, operator_name
 
 _MOVES = {"getitem", "storage_write"} | {
     f"aten.{name}"

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from torch import fx
 
-from ..dependencies import Dependencies
-from ..graph import Capture, operator_name
+from ..capture.graph import Capture, operator_name
+from ..report.dependencies import Dependencies
 from .boxes import Box, Boxes, find_boxes
+from .elements import Drawing, DrawnGroup, Edge, Module, Node, Part, Summary
 from .groups import draw_groups
 from .layers import Layers
-from .lines import short
 from .meaning import Meaning
 from .modules import list_modules
-from .parts import Drawing, DrawnGroup, Edge, Module, Node, Part, Summary
+from .source_lines import short
 
 if TYPE_CHECKING:
     from ..net import EideticNet

@@ -8,14 +8,14 @@ from typing import Any
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from ..analysis import analyze
-from ..capture import capture, captured_part
+from ..analyze import analyze
+from ..capture.capture import capture, captured_part
+from ..capture.graph import Capture, place
+from ..common.inputs import example_calls
 from ..errors import AutoeideticError, CaptureError, InputError, Place
-from ..graph import Capture, place
-from ..inputs import example_calls
 from .drawing import describe, describe_capture
-from .lines import short
-from .parts import Drawing, Edge, Failure, Module, Node, Summary
+from .elements import Drawing, Edge, Failure, Module, Node, Summary
+from .source_lines import short
 
 
 def attempt(model: nn.Module, example_inputs: Any = None, title: str = "") -> Drawing:

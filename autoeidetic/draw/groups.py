@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..structure import Bond, Group, Lock
+from ..couple.structure import Bond, Group, Lock
 from .boxes import Boxes
 from .colours import choose_colours
+from .elements import DrawnGroup, Edge, Part
 from .layers import Layers
-from .lines import short
 from .meaning import Meaning
-from .parts import DrawnGroup, Edge, Part
+from .source_lines import short
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from ..graph import Capture
-from ..plan import layer_of
-from ..structure import Member
+from ..capture.graph import Capture
+from ..couple.structure import Member
+from ..plan.plan import layer_of
 from .boxes import Box
 
 

@@ -9,9 +9,9 @@ from functools import cached_property
 import numpy as np
 from torch import fx
 
-from ..dependencies import Dependencies
-from ..graph import operator_name
-from ..values import array
+from ..capture.graph import operator_name
+from ..propagate.values import array
+from ..report.dependencies import Dependencies
 from .boxes import Box, Flow
 
 _NORMS = {

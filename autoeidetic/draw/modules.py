@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .boxes import Boxes
+from .elements import Module, Repeat
 from .layers import Layers
-from .parts import Module, Repeat
 from .repeats import Arrow, Run, find_repeats
 from .tree import Branch, build_tree
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 
-from ..analysis import analyze
-from ..dependencies import Dependencies
+from ..analyze import analyze
 from ..errors import EnforcementError, UnhandledOperatorWarning
 from ..net import EideticNet
+from ..report.dependencies import Dependencies
 
 
 def analyzed(net: EideticNet) -> Dependencies:

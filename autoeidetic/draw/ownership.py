@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ..capacity import task_of_class
 from ..net import EideticNet
-from ..plan import ParameterPlan, layer_of
-from ..values import array, varies
-from .parts import FREE, INPUT, TaskEntry
+from ..plan.plan import ParameterPlan, layer_of
+from ..propagate.values import array, varies
+from ..tasks.capacity import task_of_class
+from .elements import FREE, INPUT, TaskEntry
 
 Runs = list[list[int]]
 

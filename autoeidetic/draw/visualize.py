@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import nn
 
-from ..dependencies import Dependencies
 from ..errors import InputError, with_article
 from ..net import EideticNet
+from ..report.dependencies import Dependencies
 from .drawing import describe
+from .elements import Drawing
 from .failure import attempt
 from .formats import save
 from .network import analyzed
-from .parts import Drawing
 
 
 def visualize(

@@ -1,10 +1,10 @@
 """Results: metrics of continual learning, and the record of a run."""
 
+from ..common.digests import Digest
+from .accuracy_matrix import AccuracyMatrix
 from .bitwise import Bitwise
-from .digest import Digest
 from .evaluate import Evaluation, TaskResult, evaluate
 from .metric import Accumulator, accumulator, accuracy
-from .metrics import AccuracyMatrix
 from .run import Run
 
 __all__ = [

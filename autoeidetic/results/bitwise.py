@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .table import html, table
+from ..common.tables import html, table
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .. import parallel
-from ..batches import call, split, to_device
+from ..common import distributed
+from ..common.batches import call, split, to_device
+from ..common.digests import Digest, Hasher, combine
+from ..common.tables import html, line, number, table
 from ..errors import InputError, TaskError
 from ..routing import to_be_found
-from .digest import Digest, Hasher, combine
 from .metric import IGNORED, Accumulator, accumulator, first_tensor, judge, misfit, sums, whole
-from .table import html, line, number, table
 
 if TYPE_CHECKING:
     from ..net import EideticNet, Task
@@ -166,7 +166,7 @@ def evaluate(
             pass_ = _Pass(net, task, measure, own is None, confusion, reference, device)
             results.append(pass_.run(loaders[task.index], together))
             names.append(measure.name)
-            if progress and parallel.rank() == 0:
+            if progress and distributed.rank() == 0:
                 _tell(results[-1], measure.name, time.perf_counter() - began)
     counts = sums(confusion, together).tolist()
     return Evaluation(

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .. import batches, parallel
+from ..common import batches, distributed
 from ..errors import InputError
 
 #: Targets of this value are left out, as in ``torch.nn.functional.cross_entropy``.
@@ -144,7 +144,7 @@ class Delegate:
 
 def sums(tensor: Tensor, together: bool) -> Tensor:
     """Sums over all processes, on the CPU."""
-    return (parallel.total(tensor) if together else tensor).cpu()
+    return (distributed.total(tensor) if together else tensor).cpu()
 
 
 # -- accuracy -------------------------------------------------------------------------------------

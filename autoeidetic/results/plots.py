@@ -10,8 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..common.tables import line
 from ..errors import InputError
-from .drawing import (
+from .accuracy_matrix import AccuracyMatrix
+from .figures import (
     FREE,
     GRID,
     MEDIUM,
@@ -24,14 +26,12 @@ from .drawing import (
     plain_axes,
     short,
 )
-from .metrics import AccuracyMatrix
-from .table import line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..capacity import Capacity
+    from ..tasks.capacity import Capacity
 
 #: Cells of a heat map have their numbers in them up to so many tasks.
 _NUMBERED = 12

@@ -9,17 +9,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import parallel
+from ..common import distributed, environment, files
+from ..common.tables import html, line, number, table
 from ..errors import InputError
-from . import about, drawing, files, plots
+from . import figures, plots
+from .accuracy_matrix import AccuracyMatrix
 from .bitwise import Bitwise
-from .board import Board
-from .metrics import AccuracyMatrix
-from .rows import COLUMNS, Row, as_mapping, as_row, epochs, key, parsed
-from .table import html, line, number, table
+from .epoch_rows import COLUMNS, Row, as_mapping, as_row, epochs, key, parsed
+from .tensorboard import Board
 
 if TYPE_CHECKING:
-    from ..capacity import Capacity
+    from ..tasks.capacity import Capacity
     from .evaluate import Evaluation
 
 #: Raised when files of the old format can no longer be read as they are.
@@ -85,17 +85,17 @@ class Run:
     ) -> None:
         self.directory = Path(directory)
         if draw:
-            drawing.need_matplotlib()
+            figures.need_matplotlib()
         self._draw = importlib.util.find_spec("matplotlib") is not None if draw is None else draw
-        self._writes = parallel.rank() == 0
+        self._writes = distributed.rank() == 0
         self._check_directory()
         self._rows: dict[tuple[Any, ...], Row] = {}
         self._fresh: set[tuple[Any, ...]] = set()
         self._tasks: dict[int, Row] = {}
         self._alone: dict[int, float] = {}
         self._about: Row = {
-            "date": about.date(date),
-            "seeds": about.seeds(seeds),
+            "date": environment.date(date),
+            "seeds": environment.seeds(seeds),
             "config": files.as_stored(as_mapping(config)),
         }
         self._board = Board(self.directory / "tensorboard", tensorboard and self._writes)
@@ -226,7 +226,7 @@ class Run:
             "seconds": seconds,
             "evaluation": evaluation.to_dict(),
             "capacity": {part: whole[part] for part in parts},
-            "versions": about.versions(),
+            "versions": environment.versions(),
         }
         self._tasks[task] = files.as_stored(record)
         self._write_rows()
@@ -299,7 +299,7 @@ class Run:
         return {
             "format": FORMAT,
             **self._about,
-            "versions": about.versions(),
+            "versions": environment.versions(),
             "metric": ", ".join(dict.fromkeys(metrics)),
             "accuracy": matrix.to_dict(),
             "alone": dict(sorted(self._alone.items())),
@@ -385,7 +385,7 @@ class Run:
             "reuse": plots.reuse(capacity, names=names),
         }
         for name, figure in drawn.items():
-            self._write(f"{PLOTS}/{name}.png", drawing.rendered(figure, "png"))
+            self._write(f"{PLOTS}/{name}.png", figures.rendered(figure, "png"))
 
     def _load(self, check_config: bool) -> None:
         stored = files.from_json(self.directory / RESULTS)
@@ -403,7 +403,7 @@ class Run:
         if check_config and stored["config"] != self._about["config"]:
             raise InputError(
                 f"'{self.directory}' holds a run with another configuration: "
-                f"{about.difference(stored['config'], self._about['config'])}",
+                f"{environment.difference(stored['config'], self._about['config'])}",
                 remedy="choose another directory, or the configuration it was begun with",
             )
         self._about = {name: stored[name] for name in ("date", "seeds", "config")}

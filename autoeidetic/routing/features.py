@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..blueprint import ATTACHED, HeadPlan
 from ..errors import HeadError, InputError, Place
-from ..values import varies
+from ..plan.blueprint import ATTACHED, HeadPlan
+from ..propagate.values import varies
 
 if TYPE_CHECKING:
     from ..net import EideticNet

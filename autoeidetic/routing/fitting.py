@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from .. import parallel
-from ..batches import divided, length, to_device
+from ..common import distributed
+from ..common.batches import divided, length, to_device
+from ..common.inputs import check_loader
 from ..errors import InputError, NonFiniteError, TaskError
-from ..inputs import check_loader
 from .base import Examples, Router, Settings, make
 from .features import View, looking, observe, to_be_found, view
 
@@ -39,7 +39,7 @@ def train(
     with _own_random_numbers(settings.seed), torch.inference_mode(False):
         examples = [] if loaders is None else _read(net, loaders, made, window, settings)
         with torch.enable_grad(), torch.autocast(settings.device.type, enabled=False):
-            made.keep(parallel.first(made.fit(examples, window, settings)), window)
+            made.keep(distributed.first(made.fit(examples, window, settings)), window)
     return made
 
 
@@ -105,7 +105,7 @@ def _read(
         unit="batch",
         delay=1,
         leave=False,
-        disable=not settings.progress or parallel.rank() > 0,
+        disable=not settings.progress or distributed.rank() > 0,
     )
     with looking(net), bar:
         return [
@@ -133,8 +133,8 @@ def _examples(
         rows.append(found.cpu())
         labels.append(_labels(answer, len(found)))
         bar.update()
-    rows = list(chain(*parallel.share(rows)))
-    labels = list(chain(*parallel.share(labels)))
+    rows = list(chain(*distributed.share(rows)))
+    labels = list(chain(*distributed.share(labels)))
     if not sum(len(found) for found in rows):
         raise InputError(
             f"there is nothing in the data{about}", remedy="pass a loader that has batches"

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from ..errors import InputError
-from ..score import named
+from ..tasks.pruning.scores import named
 
 #: Name -> (what it must be, a test).
 _RULES: dict[str, tuple[str, Any]] = {

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import parallel
+from ..common import distributed
 from ..results.metric import IGNORED, first_tensor, whole
 
 #: Fewer targets cannot tell a network that has learned something from one that has not.
@@ -40,7 +40,7 @@ class Targets:
 
     def number(self) -> int:
         """How many there are, in all processes."""
-        return int(parallel.total(torch.tensor(self._number)))
+        return int(distributed.total(torch.tensor(self._number)))
 
     def majority(self) -> float:
         """The share of the most frequent class; NaN where there are labels instead of classes.
@@ -49,7 +49,7 @@ class Targets:
         """
         if self._classes is None:
             return math.nan
-        classes = parallel.total(self._classes)
+        classes = distributed.total(self._classes)
         return int(classes.max()) / max(int(classes.sum()), 1)
 
     def guessing(self) -> float:

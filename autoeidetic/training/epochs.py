@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .. import parallel
-from ..batches import call, length, split, to_device
+from ..common import distributed
+from ..common.batches import call, length, split, to_device
 from ..errors import InputError, NonFiniteError
 from ..results.metric import Accumulator
-from ..score import ScoreData
+from ..tasks.pruning.scores import ScoreData
 from .doubts import Targets
-from .progress import Bar
+from .progress_bar import Bar
 from .refresh import estimate, no_batches
 
 if TYPE_CHECKING:
@@ -76,9 +76,9 @@ class Passes:
             losses += loss.cpu()
             batches += 1
             self.bar.advance()
-        sums = parallel.total(torch.stack([losses, torch.tensor(float(batches)).double()]))
+        sums = distributed.total(torch.stack([losses, torch.tensor(float(batches)).double()]))
         self._ended(batches)
-        parallel.same(self.net.backbone.buffers())  # running statistics of the last batch
+        distributed.same(self.net.backbone.buffers())  # running statistics of the last batch
         return float(sums[0] / sums[1]), self.metric.compute()
 
     def _step(self, batch: Any, phase: str, number: int) -> Tensor:
@@ -86,7 +86,7 @@ class Passes:
         with self._precision():
             loss, output, target = self.step_function(self.model, batch)
         bad = ~torch.isfinite(loss.detach())
-        if bool(parallel.total(bad.long())):  # in any of the processes, so that all stop
+        if bool(distributed.total(bad.long())):  # in any of the processes, so that all stop
             raise self._no_loss(batch, f"batch {number} of a {phase} epoch")
         self.scaler.scale(loss).backward()
         if self.clip is not None:

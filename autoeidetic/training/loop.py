@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .. import parallel
-from ..batches import criterion, divided
-from ..capacity import free_share
+from ..common import distributed
+from ..common.batches import criterion, divided
+from ..common.inputs import check_loader
 from ..errors import CheckpointError, InputError, LearningWarning, NonFiniteError, TaskError
-from ..inputs import check_loader
 from ..results.metric import accumulator
+from ..tasks.capacity import free_share
 from . import doubts, state
 from .config import TrainConfig
 from .doubts import Targets
 from .epochs import TRAIN, EmptyBatchError, Passes, StepFunction, step_with
 from .history import Epoch, TaskHistory
-from .progress import bar
+from .progress_bar import bar
 from .store import BEFORE, NOW, Directory, Memory
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def train_task(
     check_loader(loader, "loader")
     if optimizer is not None:
         _check_optimizer(net, optimizer)
-    parallel.start()
+    distributed.start()
     store = Memory() if checkpoint is None else Directory(checkpoint, net.open_task)
     if optimizer is None:
         optimizer = default_optimizer(net.parameters())
@@ -217,9 +217,9 @@ def _head_parameters(net: EideticNet) -> dict[str, nn.Parameter]:
 
 
 def _distributed(net: EideticNet) -> nn.Module:
-    if parallel.count() == 1:
+    if distributed.count() == 1:
         return net
-    net._tasks[-1] = parallel.first(net.tasks[-1])  # the seed that rollback() draws from again
+    net._tasks[-1] = distributed.first(net.tasks[-1])  # the seed that rollback() draws from again
     return nn.parallel.DistributedDataParallel(net, find_unused_parameters=True)
 
 
@@ -508,7 +508,7 @@ class Loop:
     def _tell(self) -> None:
         """Warn the caller of ``train_task``; a state is stored before, if a warning is an error."""
         told, self.doubts = [text for text in self.doubts if text], []
-        for text in told if parallel.rank() == 0 else ():
+        for text in told if distributed.rank() == 0 else ():
             warnings.warn(text, LearningWarning, stacklevel=4)
 
     def _name(self) -> str:
@@ -538,7 +538,7 @@ class Loop:
             pruned=f"{epoch.pruned:.0%}",
             free=f"{epoch.free:.0%}",
         )
-        if self.on_epoch is not None and parallel.rank() == 0:
+        if self.on_epoch is not None and distributed.rank() == 0:
             self.on_epoch(epoch)
 
     def _pruned(self) -> float:

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .. import parallel
-from ..batches import call, divided, to_device
+from ..common import distributed
+from ..common.batches import call, divided, to_device
+from ..common.inputs import check_loader
+from ..common.whole_numbers import whole_number
 from ..errors import InputError, NonFiniteError, Place, TaskError
-from ..inputs import check_loader
-from ..integers import whole_number
 from .state import kept_random
 
 if TYPE_CHECKING:
-    from ..layers.guard import Runtime
+    from ..enforce.guard import Runtime
     from ..net import EideticNet
 
 #: How many batches suffice: a thousand samples of 32 in a batch give a mean to 3 % of its spread.
@@ -134,7 +134,7 @@ def estimate(
             for batch in _some(loader, batches):
                 forward(batch)
                 read += 1
-        if not int(parallel.total(torch.tensor(read))):
+        if not int(distributed.total(torch.tensor(read))):
             raise no_batches()
         _average(norms)
         _check_finite(norms)
@@ -258,13 +258,13 @@ def _some(loader: Any, number: int) -> Iterable[Any]:
 
 def _average(norms: list[_Norm]) -> None:
     """Over all processes, weighted by what each has seen."""
-    if parallel.count() == 1:
+    if distributed.count() == 1:
         return
     for norm in norms:
         weight = torch.tensor([float(norm.calls if isinstance(norm.module, _NORMS) else 1)])
         for tensor, free in norm.tensors.values():
             own = tensor.double().cpu()
-            sums = parallel.total(torch.cat([own.flatten() * weight, weight.double()]))
+            sums = distributed.total(torch.cat([own.flatten() * weight, weight.double()]))
             if float(sums[-1]):
                 mean = (sums[:-1] / sums[-1]).view_as(tensor).to(tensor)
                 tensor.copy_(mean if free is None else torch.where(free, mean, tensor))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import parallel
+from ..common import distributed
 from ..errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def to_network(net: EideticNet, state: Mapping[str, Any]) -> None:
 
 def of_random(loader: Any) -> list[Any]:
     """Every generator a loop may draw from, of all processes."""
-    return parallel.share(_own_random(loader))
+    return distributed.share(_own_random(loader))
 
 
 def _own_random(loader: Any) -> dict[str, Any]:
@@ -102,8 +102,8 @@ def _own_random(loader: Any) -> dict[str, Any]:
 
 def to_random(states: list[Any], loader: Any) -> None:
     """Put them back; with another number of processes there is nothing to go on with."""
-    if len(states) == parallel.count():
-        _set_random(states[parallel.rank()], loader)
+    if len(states) == distributed.count():
+        _set_random(states[distributed.rank()], loader)
 
 
 @contextmanager

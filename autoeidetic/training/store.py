@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from .. import archive, locks, parallel
+from ..common import archive, distributed, locks
 from ..errors import CheckpointError, StorageWarning
-from .plain import pack, unpack
+from .optimizer_state import pack, unpack
 
 NOW, BEFORE = "now", "before"
 
@@ -70,7 +70,7 @@ class Directory:
         return self._path / f"task-{self._task}{suffix}.safetensors"
 
     def put(self, name: str, state: Any) -> None:
-        if parallel.rank() == 0:
+        if distributed.rank() == 0:
             try:
                 if name == NOW and BEFORE in self._unwritten:
                     self._write(BEFORE, self._unwritten[BEFORE])
@@ -83,7 +83,7 @@ class Directory:
                     StorageWarning,
                     stacklevel=2,
                 )
-        parallel.wait()
+        distributed.wait()
 
     def _write(self, name: str, state: Any) -> None:
         tensors: dict[str, Any] = {}
@@ -91,11 +91,11 @@ class Directory:
         self._unwritten.pop(name, None)
 
     def get(self, name: str) -> Any:
-        unwritten = parallel.first(self._unwritten.get(name))
+        unwritten = distributed.first(self._unwritten.get(name))
         if unwritten is not None:
             return copy.deepcopy(unwritten)
         file = self.file(name)
-        if not parallel.first(file.exists()):
+        if not distributed.first(file.exists()):
             return None
         with archive.about(file):
             description, tensors = archive.read(file)
@@ -105,7 +105,7 @@ class Directory:
             return unpack(description["training"], tensors)
 
     def drop(self, name: str) -> None:
-        if parallel.rank() == 0 and NOW not in self._unwritten:
+        if distributed.rank() == 0 and NOW not in self._unwritten:
             self._unwritten.pop(name, None)
             self.file(name).unlink(missing_ok=True)
-        parallel.wait()
+        distributed.wait()

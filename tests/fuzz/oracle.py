@@ -13,7 +13,7 @@ from torch import Tensor
 
 from autoeidetic import EideticNet
 from autoeidetic.errors import AutoeideticError
-from autoeidetic.verify import Verification
+from autoeidetic.proof.verify import Verification
 
 from .subjects import Call, Subject
 

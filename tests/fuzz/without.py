@@ -15,12 +15,15 @@ import test_safeguards as removed
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from autoeidetic import EideticNet, answering, recheck, spots
-from autoeidetic.answering import Answering
-from autoeidetic.layers.treatments import ComputedWeight, LevelNorms
-from autoeidetic.passes import PassLock
-from autoeidetic.pins import Pins
-from autoeidetic.store import Store
+from autoeidetic import EideticNet
+from autoeidetic.enforce import spot_checks
+from autoeidetic.enforce.frozen_values import Store
+from autoeidetic.enforce.pass_lock import PassLock
+from autoeidetic.enforce.pins import Pins
+from autoeidetic.enforce.treatments import ComputedWeight, LevelNorms
+from autoeidetic.proof import recheck
+from autoeidetic.tasks import network
+from autoeidetic.tasks.network import Answering
 
 from .life import NOT_YET, Report, live
 from .script import draw
@@ -74,7 +77,7 @@ def _(patch: Patch) -> None:
 
 @safeguard("spots")
 def _(patch: Patch) -> None:
-    patch.setattr(spots.Spots, "moved", _no)
+    patch.setattr(spot_checks.Spots, "moved", _no)
 
 
 @safeguard("values that are not finite")
@@ -91,7 +94,7 @@ def _(patch: Patch) -> None:
 
 @safeguard("exchanged modules")
 def _(patch: Patch) -> None:
-    patch.setattr(answering, "exchanged", _no)
+    patch.setattr(network, "exchanged", _no)
 
 
 @safeguard("calls are analysed")

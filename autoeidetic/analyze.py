@@ -1,0 +1,73 @@
+"""``analyze``: a model in, its channel structure out."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from .capture.capture import capture
+from .common.inputs import check_module, example_calls
+from .couple.couple import couple
+from .errors import InputError, UnhandledOperatorError, UnhandledOperatorWarning
+from .propagate.propagate import propagate
+from .report.dependencies import Dependencies
+
+
+def analyze(
+    model: nn.Module, example_inputs: Any = None, *, on_unhandled: str = "warn"
+) -> Dependencies:
+    """Work out which channels of a model depend on which. Changes nothing in the model.
+
+    Args:
+        model: any ``nn.Module``, on any device (``meta`` too).
+        example_inputs: a tensor, a tuple of positional arguments or a dict of keyword
+            arguments. May be left out for timm, torchvision and transformers models. A list
+            holds several examples, which are analysed as one: it shows all the paths that a
+            model with branches can take.
+        on_unhandled: what to do about an operator that has neither a rule nor a decomposition:
+            ``"warn"`` and mix everything it reads, or ``"raise"``.
+
+    Example:
+        >>> import torch, autoeidetic
+        >>> from torch import nn
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> deps = autoeidetic.analyze(net, torch.randn(2, 4))
+        >>> [(group.name, group.size) for group in deps.groups]
+        [('0', 8)]
+        >>> [head.layer for head in deps.heads]
+        ['2']
+
+    Raises:
+        InputError: inputs are missing or cannot be traced.
+        CaptureError: the model runs neither on meta tensors nor on real ones.
+        NoParametersError: no output depends on a parameter.
+        UnhandledOperatorError: see ``on_unhandled``.
+    """
+    check_module(model)
+    if on_unhandled not in ("warn", "raise"):
+        raise InputError(
+            f"on_unhandled={on_unhandled!r} is unknown", remedy='use "warn" or "raise"'
+        )
+    with torch.inference_mode(False), _tags_on_cpu():  # else operators are other ones
+        captured = capture(model, *example_calls(model, example_inputs))
+        propagation = propagate(captured)
+        dependencies = Dependencies(couple(propagation))
+    for unhandled in propagation.unhandled:
+        if on_unhandled == "raise":
+            raise UnhandledOperatorError(
+                unhandled.reason, place=unhandled.place, remedy=unhandled.remedy
+            )
+        text = f"{unhandled.reason}\n  where: {unhandled.place}\n  remedy: {unhandled.remedy}"
+        warnings.warn(text, UnhandledOperatorWarning, stacklevel=2)
+    return dependencies
+
+
+def _tags_on_cpu() -> AbstractContextManager[Any]:
+    """Tags are data: they must not follow a default device that the caller has set."""
+    if torch.get_default_device().type == "cpu":
+        return nullcontext()
+    return torch.device("cpu")

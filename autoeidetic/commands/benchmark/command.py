@@ -1,0 +1,224 @@
+"""Convert whole zoos of models and report what came of it.
+
+    autoeidetic benchmark --models 'resnet*' 'vit_*'         # analysed and converted
+    autoeidetic benchmark --families --compare --verify      # the smallest of each family
+    autoeidetic benchmark --all --only analyze --workers 2   # every name that timm has
+    autoeidetic benchmark --torchvision --transformers --verify
+
+Every model runs in a process of its own with a time and a memory limit. What was found is kept
+as it comes: a run that was stopped goes on, and a stage that ran before is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...errors import InputError
+from .families import smallest
+from .measure import STAGES, TOO_MANY, Stage, count, warm_up
+from .models import family, matching, timm_names, torchvision_names, transformers_names
+from .records import failures
+from .result_table import live_head, live_row, to_csv, to_markdown
+from .runner import Record, forget, run_all, setting, setting_line
+from .summary import summary
+from .web_page import to_html
+
+SETS = {
+    "families": lambda: list(smallest().values()),
+    "all": timm_names,
+    "torchvision": torchvision_names,
+    "transformers": transformers_names,
+}
+
+
+def main(prog: str, into: Path, argv: Sequence[str] | None = None) -> int:
+    """Parse and run; 2 when the user can fix it."""
+    parser = argparse.ArgumentParser(prog, description=__doc__.splitlines()[0] if __doc__ else None)
+    add_arguments(parser, into)
+    try:
+        return run(parser.parse_args(argv), prog, sys.argv[1:] if argv is None else argv)
+    except InputError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return 2
+
+
+def run(options: argparse.Namespace, prog: str, arguments: Sequence[str]) -> int:
+    """Measure, print, write; 0 when no model failed.
+
+    ``prog`` and ``arguments`` are what the user typed, for the record.
+
+    Raises:
+        InputError: no models are chosen, a pattern fits none, or an option makes no sense.
+    """
+    _check(options)
+    names = _selected(options)
+    records = [{"model": name, "family": family(name)} for name in names]
+    warm_up()
+    for stage in _stages(options):
+        _run(stage, records, options)
+    print("\n" + "\n".join(summary(records)))
+    whole = not options.models and options.max_params is None
+    sets = [key for key in SETS if getattr(options, key)] if whole else ["chosen"]
+    typed = shlex.join([*prog.split(), *arguments])
+    _write(options.into, options.output or "-".join(["zoo", *sets]), typed, records)
+    return 1 if any(map(failures, records)) else 0
+
+
+def add_arguments(parser: argparse.ArgumentParser, into: Path) -> None:
+    """The options; results go into a folder."""
+    which = parser.add_argument_group("which models")
+    which.add_argument("--models", nargs="+", metavar="PATTERN", default=[], help="such as 'vit_*'")
+    which.add_argument("--families", action="store_true", help="the smallest of each timm family")
+    which.add_argument("--all", action="store_true", help="every name that timm has")
+    which.add_argument("--torchvision", action="store_true", help="its classification models")
+    which.add_argument("--transformers", action="store_true", help="encoders from configurations")
+    which.add_argument("--max-params", type=float, metavar="N", help="leave out larger ones")
+    effort = parser.add_argument_group("how much effort (by default: analyze and convert)")
+    effort.add_argument("--only", nargs="+", choices=list(STAGES), metavar="STAGE", help="these")
+    effort.add_argument("--compare", action="store_true", help="and the same with other tools")
+    effort.add_argument("--verify", action="store_true", help="and three tasks, bit by bit")
+    effort.add_argument(
+        "--real-params",
+        type=float,
+        default=TOO_MANY,
+        metavar="N",
+        help="larger models are analysed on meta and not run with real weights",
+    )
+    limits = parser.add_argument_group("limits and files")
+    limits.add_argument("--workers", type=int, default=1, help="models at a time")
+    limits.add_argument("--seconds", type=float, help="time limit of a model and stage")
+    limits.add_argument("--memory", type=float, help="memory limit of a model in GiB")
+    limits.add_argument("--fresh", action="store_true", help="forget earlier results")
+    limits.add_argument("--retry", action="store_true", help="measure again what failed before")
+    limits.add_argument("--into", type=Path, default=into, help="folder of the results")
+    limits.add_argument("--output", metavar="NAME", help="of the files, when no whole set is run")
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Better now than when all is measured; makes the folder."""
+    for name in ("workers", "seconds", "memory", "max_params", "real_params"):
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            raise InputError(
+                f"--{name.replace('_', '-')} {value:g} is not above 0",
+                remedy="pass a number above 0, or none",
+            )
+    if options.output and Path(options.output).name != options.output:
+        raise InputError(
+            f"--output {options.output!r} is not the plain name of a file",
+            remedy="pass a name; --into is for the folder",
+        )
+    try:
+        options.into.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"'{options.into}' cannot be a folder: {error}", remedy="pass another --into"
+        ) from error
+
+
+def _selected(options: argparse.Namespace) -> list[str]:
+    names = matching(options.models)
+    for key, found in SETS.items():
+        names += found() if getattr(options, key) else []
+    if not names:
+        raise InputError(
+            "no models are chosen", remedy="pass --models, --families, --all, --torchvision, ..."
+        )
+    names = list(dict.fromkeys(names))
+    if options.max_params is None:
+        return names
+    counted = run_all(
+        count, names, _trace(options, "parameters"), workers=options.workers, tell=_size
+    )
+    sizes = {r["model"]: r.get("parameters", 0) for r in counted}
+    return [name for name in names if sizes[name] <= options.max_params]
+
+
+def _size(record: Record) -> str:
+    return f"{record['model']}: {record.get('parameters', record.get('error'))}"
+
+
+def _stages(options: argparse.Namespace) -> list[str]:
+    asked = {"analyze", *(options.only or ["convert"])}
+    asked |= {stage for stage in ("compare", "verify") if getattr(options, stage)}
+    return [stage for stage in STAGES if stage in asked]
+
+
+def _trace(options: argparse.Namespace, stage: str) -> Path:
+    path: Path = options.into / f"zoo-{stage}.jsonl"
+    return path
+
+
+def _run(stage: str, records: list[Record], options: argparse.Namespace) -> None:
+    """Fill in one stage of every record."""
+    kind = STAGES[stage]
+    for record in records:
+        reason = _reason_to_skip(kind, record, options)
+        if reason:
+            record[stage] = {"skipped": reason}
+    names = [record["model"] for record in records if stage not in record]
+    path = _trace(options, stage)
+    if options.fresh:
+        forget(path, names)
+    print(f"\n{stage}: {len(names)} models\n{live_head(stage)}")
+    found = run_all(
+        kind.measure,
+        names,
+        path,
+        seconds=options.seconds or kind.seconds,
+        gibibytes=options.memory or kind.gibibytes,
+        workers=options.workers,
+        retry=options.retry,
+        tell=lambda record: live_row(stage, record),
+    )
+    by_name = {record["model"]: record for record in found}
+    for record in records:
+        if record["model"] in by_name:
+            own = by_name[record["model"]]
+            record[stage] = {key: value for key, value in own.items() if key != "model"}
+
+
+def _reason_to_skip(stage: Stage, record: Record, options: argparse.Namespace) -> str:
+    if not stage.real:
+        return ""
+    if "error" in record["analyze"]:
+        return "the analysis failed"
+    if record["analyze"]["parameters"] > options.real_params:
+        return f"not run with real weights: more than {options.real_params / 1e6:,.0f} M parameters"
+    return ""
+
+
+def _write(folder: Path, stem: str, command: str, records: list[Record]) -> None:
+    measured = [r[s] for r in records for s in STAGES if s in r and "skipped" not in r[s]]
+    about = setting("torchvision", "transformers", "torch-pruning", records=measured)
+    content = {"command": command, "setting": about, "operators": operators(records)}
+    each = [json.dumps(record) for record in map(_said_once, records)]
+    parts = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
+    parts.append('"models": [\n' + ",\n".join(each) + "\n]")
+    title = f"# {stem}\n\n`{command}`\n\n{setting_line(about)}\n\n"
+    (folder / f"{stem}.json").write_text("{\n" + ",\n".join(parts) + "\n}\n")
+    (folder / f"{stem}.csv").write_text(to_csv(records))
+    (folder / f"{stem}.md").write_text(title + to_markdown(records) + "\n")
+    (folder / f"{stem}.html").write_text(to_html(stem, command, about, records))
+
+
+def operators(records: list[Record]) -> dict[str, int]:
+    """Every operator that occurs, and in how many models."""
+    found = Counter(name for r in records for name in r["analyze"].get("operators", ()))
+    return dict(sorted(found.items()))
+
+
+def _said_once(record: Record) -> Record:
+    """Without versions, and with the number of operators: their names are in the file once."""
+    stages = {stage: dict(record[stage]) for stage in STAGES if stage in record}
+    for found in stages.values():
+        found.pop("versions", None)
+    if "operators" in stages["analyze"]:
+        stages["analyze"]["operators"] = len(stages["analyze"]["operators"])
+    return {**record, **stages}

@@ -1,0 +1,141 @@
+"""The models of the zoo: how they are called, chosen and built, and what they are shown.
+
+A name is timm's own, ``torchvision:NAME`` or ``transformers:NAME``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ...common.inputs import CallInputs, call_inputs
+from ...errors import InputError
+from ..images.model_names import did_you_mean
+
+#: Encoders with the default configuration of their class, or in base size where that is larger.
+TRANSFORMERS = {
+    name: f"{name}For{task}Classification"
+    for task, names in {
+        "Sequence": "Albert Bert DebertaV2 DistilBert Electra MPNet ModernBert Roberta Wav2Vec2",
+        "Image": "ConvNextV2 DeiT Dinov2 Swin ViT",
+    }.items()
+    for name in names.split()
+}
+_BASE = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+}
+_LARGER_BY_DEFAULT = ("Albert", "DebertaV2")
+_SLOW_START = ("googlenet", "inception_v3")  # their own initialisation takes minutes
+_SAMPLES = 4000  # of sound
+_WORDS = 100  # of a vocabulary that are drawn
+
+
+def timm_names() -> list[str]:
+    import timm
+
+    return list(timm.list_models())
+
+
+def torchvision_names() -> list[str]:
+    """All classification models for images."""
+    from torchvision import models
+
+    return [f"torchvision:{name}" for name in models.list_models(module=models)]
+
+
+def transformers_names() -> list[str]:
+    return [f"transformers:{name}" for name in TRANSFORMERS]
+
+
+def matching(patterns: Iterable[str]) -> list[str]:
+    """The names that fit one of the patterns, in the order of the patterns.
+
+    Raises:
+        InputError: a pattern fits nothing.
+    """
+    known = [*timm_names(), *torchvision_names(), *transformers_names()]
+    found: list[str] = []
+    for pattern in patterns:
+        fitting = [name for name in known if fnmatchcase(name, pattern)]
+        if not fitting:
+            raise InputError(
+                f"no model is called {pattern!r}",
+                remedy=f"{did_you_mean(pattern, known)}timm.list_models() has all names",
+            )
+        found += fitting
+    return list(dict.fromkeys(found))
+
+
+def family(name: str) -> str:
+    """The module that a timm model is written in; the library, for the others."""
+    library, colon, _ = name.partition(":")
+    if colon:
+        return library
+    import timm
+
+    if not timm.is_model(name):
+        return ""
+    return str(timm.model_entrypoint(name).__module__).rpartition(".")[2]
+
+
+def build(name: str, classes: int | None = None) -> nn.Module:
+    """A model with random weights, and as many outputs as its publishers gave it."""
+    library, colon, rest = name.partition(":")
+    size: dict[str, Any] = {} if classes is None else {"num_classes": classes}
+    if not colon:
+        import timm
+
+        return timm.create_model(name, **size)
+    if library == "torchvision":
+        from torchvision import models
+
+        start = {"init_weights": False} if rest in _SLOW_START else {}
+        return models.get_model(rest, weights=None, **start, **size)
+    return _transformer(rest, {} if classes is None else {"num_labels": classes})
+
+
+def _transformer(name: str, size: dict[str, int]) -> nn.Module:
+    import transformers
+
+    found: Any = getattr(transformers, TRANSFORMERS[name])
+    base = _BASE if name in _LARGER_BY_DEFAULT else {}
+    return found(found.config_class(**base, **size))
+
+
+def example(model: nn.Module) -> Any:
+    """The example inputs to pass, where the library does not know them by itself."""
+    if getattr(model, "main_input_name", None) == "input_values":
+        return {"input_values": torch.empty(2, _SAMPLES, device="meta")}
+    return None
+
+
+def batch(model: nn.Module) -> CallInputs:
+    """Random inputs of the shape that ``analyze`` takes by default."""
+    inputs = call_inputs(model, example(model))
+    args, kwargs = pytree.tree_map_only(Tensor, _drawn, (inputs.args, inputs.kwargs))
+    return CallInputs(args, kwargs)
+
+
+def _drawn(like: Tensor) -> Tensor:
+    if like.is_floating_point():
+        return torch.randn(like.shape)
+    return torch.randint(1, _WORDS, like.shape)
+
+
+def as_example(inputs: CallInputs) -> Any:
+    """Inputs in the form that ``analyze`` and ``convert`` take: arguments or keywords."""
+    return inputs.kwargs or inputs.args
+
+
+def logits(output: Any) -> Tensor:
+    """Of several outputs (auxiliary classifiers in training) the first, pooled if it is a map."""
+    first = next(leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))
+    return first.flatten(2).mean(2) if first.dim() > 2 else first

@@ -1,0 +1,186 @@
+"""The same models through other tools: ``torch.export``, and Torch-Pruning as it is documented.
+
+The stage ``compare`` of ``autoeidetic benchmark``, and ``benchmarks/speed.py analyze``.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...common.inputs import CallInputs
+from .models import as_example, batch, build, example, logits
+from .runner import Record, limited, seconds_of, short
+
+WARM_UP = ("test_resnet", "test_vit")  # the second one when the first is what is measured
+ROUNDS = 3
+LONGEST = 20  # seconds that one call may take when it is timed
+PATIENCE = 60  # seconds for Torch-Pruning to prune a model, once
+Action = Callable[[], object]
+
+
+def compare(name: str) -> Record:
+    """Seconds of each way, alternating: the median of three rounds after a warm-up."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    ways: dict[str, Callable[[nn.Module], Action]] = {
+        "analyze": _analyze,
+        "export": _export,
+    }
+    if has_torch_pruning():
+        ways["torch_pruning"] = _dependency_graph
+    other = build(WARM_UP[0] if name != WARM_UP[0] else WARM_UP[1])
+    for prepare in ways.values():
+        prepare(other)()
+    model = build(name)
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    errors: dict[str, str] = {}
+    for _ in range(ROUNDS):
+        for way, prepare in ways.items():
+            if way in errors:
+                continue
+            try:
+                action = prepare(model)
+                gc.collect()
+                with limited(LONGEST):
+                    times[way].append(seconds_of(action))
+            except Exception as error:  # whatever a tool may raise on a model
+                errors[way] = short(error)
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "seconds": {way: median(t) for way, t in times.items() if t and way not in errors},
+        "errors": errors,
+    }
+
+
+def compare_and_prune(name: str) -> Record:
+    """The times, and how far Torch-Pruning comes with removing half of the channels."""
+    record = compare(name)
+    return {**record, "torch_pruning": halve(name)} if has_torch_pruning() else record
+
+
+def has_torch_pruning() -> bool:
+    """Is it installed? It is in the extra ``bench``."""
+    return find_spec("torch_pruning") is not None
+
+
+def _analyze(model: nn.Module) -> Action:
+    import autoeidetic
+
+    return lambda: autoeidetic.analyze(model, example(model))
+
+
+def _export(model: nn.Module) -> Action:
+    model.eval()
+    x = batch(model)
+    return lambda: torch.export.export(model, x.args, x.kwargs, strict=False)
+
+
+# -- Torch-Pruning --------------------------------------------------------------------------------
+
+
+def _dependency_graph(model: nn.Module) -> Action:
+    """Its graph and the groups found in it, which is what making a pruner does."""
+    x = _single(model)
+    with torch.no_grad():
+        outputs = logits(model(*x.args, **x.kwargs)).shape[1]
+    return lambda: _pruner(model, x, outputs)
+
+
+def _pruner(model: nn.Module, x: CallInputs, outputs: int, **options: Any) -> Any:
+    import torch_pruning
+
+    return torch_pruning.pruner.MagnitudePruner(
+        model,
+        as_example(x),
+        importance=torch_pruning.importance.GroupMagnitudeImportance(p=2),
+        pruning_ratio=0.5,
+        ignored_layers=_classifiers(model, outputs),
+        **options,
+    )
+
+
+def _single(model: nn.Module) -> CallInputs:
+    """As its documentation has it: eval mode, gradients on, a batch of one."""
+    model.eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    x = batch(model)
+    first = {key: value[:1] for key, value in x.kwargs.items()}
+    return CallInputs(tuple(value[:1] for value in x.args), first)
+
+
+def halve(name: str) -> Record:
+    """Prune half of the channels by magnitude, as its example for timm models does.
+
+    Fused attention is off, the classifier is left out, the numbers of heads are given, and the
+    sizes that attention layers remember are put right afterwards. ``stage`` is how far it came:
+    "build" the graph, "group" the layers, "prune", "run", and "done" for a smaller model that
+    gives as many outputs as before.
+    """
+    import timm
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    fused = bool(timm.layers.use_fused_attn())
+    timm.layers.set_fused_attn(False)
+    record: Record = {"stage": "build"}
+    try:
+        with limited(PATIENCE):
+            _halve(build(name), record)
+    except Exception as error:  # whatever a tool may raise on a model
+        record["error"] = short(error)
+    finally:
+        timm.layers.set_fused_attn(fused)
+    return record
+
+
+def _halve(model: nn.Module, record: Record) -> None:
+    import torch_pruning
+
+    x = _single(model)
+    before = logits(model(*x.args, **x.kwargs)).shape
+    graph = torch_pruning.DependencyGraph()
+    record["seconds"] = seconds_of(lambda: graph.build_dependency(model, as_example(x)))
+    record["stage"] = "group"
+    attentions = list(_attentions(model))
+    heads = {weight: layer.num_heads for layer, weight in attentions}
+    pruner = _pruner(model, x, before[1], num_heads=heads)
+    size = sum(p.numel() for p in model.parameters())
+    record["stage"] = "prune"
+    pruner.step()
+    record["stage"] = "run"
+    record["left"] = sum(p.numel() for p in model.parameters()) / size
+    for layer, weight in attentions:
+        layer.num_heads = pruner.num_heads[weight]
+        layer.head_dim = weight.out_features // (3 * layer.num_heads)
+        layer.attn_dim = layer.num_heads * layer.head_dim
+    after = logits(model(*x.args, **x.kwargs)).shape
+    if after != before:
+        raise ValueError(f"{after[1]} outputs instead of {before[1]}")
+    record["stage"] = "done"
+
+
+def _attentions(model: nn.Module) -> Iterator[tuple[Any, nn.Linear]]:
+    """Attention layers whose queries, keys and values come from one linear layer."""
+    for layer in model.modules():
+        weight = getattr(layer, "qkv", None)
+        if isinstance(weight, nn.Linear) and isinstance(getattr(layer, "num_heads", None), int):
+            yield layer, weight
+
+
+def _classifiers(model: nn.Module, outputs: int) -> list[nn.Module]:
+    sizes = {nn.Linear: "out_features", nn.Conv2d: "out_channels"}
+    return [
+        module
+        for module in model.modules()
+        for kind, size in sizes.items()
+        if isinstance(module, kind) and getattr(module, size) == outputs
+    ]

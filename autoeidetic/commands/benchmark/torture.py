@@ -1,0 +1,203 @@
+"""No bit moved: three tasks in a row, with hostile optimizers, on one model.
+
+The stage ``verify`` of ``autoeidetic benchmark``. benchmarks/README.md tells what is done.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+from ...common.bits import different
+from ...common.inputs import CallInputs
+from ...tasks.snapshot import Snapshot
+from .models import as_example, build, logits
+from .runner import Record, is_lack_of_memory, seconds_of, short
+from .torture_models import CLASSES, randomize, small_batch, varied
+
+STEPS = 2  # with each optimizer
+CLIP = 5.0  # norm of the gradient: two images make the gradients of some norms huge
+LARGEST = 1e4  # output that is still a sensible one
+RATES = (1e-2, 1e-3, 1e-4)  # the next one when a model diverges
+
+
+class DivergenceError(Exception):
+    """The loss or an output is not finite: the learning rate is too high for this model."""
+
+
+def measure(name: str) -> Record:
+    """Torture one model, at a lower rate when it diverges."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    from ...errors import NonFiniteError
+
+    diverged: list[str] = []
+    for rate in RATES:
+        record: Record = {"rate": rate, "diverged": diverged, "phase": "build"}
+        try:
+            record["seconds"] = seconds_of(partial(_torture, name, record))
+        except (DivergenceError, NonFiniteError) as error:
+            diverged.append(f"at {record['rate']:g} in {record['phase']}: {short(error)}")
+            continue
+        except Exception as error:  # whatever a model or the library may raise
+            if is_lack_of_memory(error):
+                raise
+            record["error"] = f"{record['phase']}: {short(error)}"
+        return record
+    return {**record, "error": f"diverged at every rate, last {diverged[-1]}"}
+
+
+def _torture(name: str, record: Record) -> None:
+    """Fill the record as the phases go by, so that a failure leaves what was known."""
+    import autoeidetic
+
+    torch.manual_seed(0)
+    model = build(name, CLASSES)
+    x = small_batch(model)
+    record["size"] = list(pytree.tree_leaves((x.args, x.kwargs))[0].shape[1:])
+    randomize(model)
+    record["phase"] = "convert"
+    net = autoeidetic.convert(model, as_example(x), inplace=True, rehearse=False)
+    watch = Watch(net, x, record)
+    rate = record["rate"]
+
+    with watch.phase("task 0"):
+        net.prepare_for_task(0, num_classes=CLASSES)
+        train(net, x, CLASSES, torch.optim.SGD(net.parameters(), lr=rate))
+        net.prune(0.5)
+        net.finish_task()
+    record["free"] = net.capacity().free
+    watch.refer(0)
+
+    carried = torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9)
+    with watch.phase("task 1 prepared"):
+        net.prepare_for_task(1, num_classes=7, on_full="reuse")
+        adopt(carried, net)
+    before = Snapshot(dict(net.backbone.named_parameters()))
+    with watch.phase("task 1 trained with AdamW"):
+        train(net, x, 7, torch.optim.AdamW(net.parameters(), lr=rate, weight_decay=0.5))
+    record["changed"] = changed(before.load(), dict(net.backbone.named_parameters()))
+    del before
+    with watch.phase("task 1 trained with SGD"):
+        train(net, x, 7, carried)
+    with watch.phase("task 1 pruned"):
+        net.prune(0.5)
+    with watch.phase("task 1 finished"):
+        net.finish_task()
+    watch.refer(1)
+
+    with watch.phase("task 2 prepared"):
+        net.prepare_for_task(2, num_classes=5, on_full="reuse")
+        adopt(carried, net)
+    with watch.phase("task 2 trained with carried SGD"):
+        train(net, x, 5, carried)
+    with watch.phase("verify"):
+        verified = net.verify(*x.args, **x.kwargs)
+        record["verified"] = bool(verified.ok)
+        if not verified.ok:
+            record["verify"] = str(verified)[:600]
+    with watch.phase("task 2 finished"):
+        net.finish_task()
+    capacity = net.capacity()
+    record["free_after"] = capacity.free
+    record["levels"] = sum(share > 0 for share in (*capacity.tasks, capacity.free))
+
+
+class Watch:
+    """Compares the finished tasks' outputs with what they were, after every phase."""
+
+    def __init__(self, net: Any, x: CallInputs, record: Record) -> None:
+        self.net, self.x, self.record = net, x, record
+        self.references: dict[int, list[Tensor]] = {}
+        record["moved"] = []
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.record["phase"] = name
+        yield
+        for task, reference in self.references.items():
+            bits = sum(map(differing, self.answer(task), reference))
+            if bits:
+                self.record["moved"].append({"phase": name, "task": task, "elements": bits})
+
+    def refer(self, task: int) -> None:
+        """Take the outputs of a task as what they must stay, if they can tell anything."""
+        reference = self.answer(task)
+        largest = max(float(leaf.abs().max()) for leaf in reference)
+        if not largest < LARGEST:
+            raise DivergenceError(f"an output of task {task} is {largest:g}")
+        if any(differing(leaf[0], leaf[1]) == 0 for leaf in reference):
+            raise ValueError(f"task {task} answers two images alike, which proves nothing")
+        if any(map(differing, reference, self.answer(task))):
+            raise ValueError(f"task {task} answers the same images differently the second time")
+        self.references[task] = reference
+        self.record["largest"] = largest
+
+    def answer(self, task: int) -> list[Tensor]:
+        """The outputs in eval mode; the network goes back to training mode."""
+        self.net.eval()
+        with torch.no_grad():
+            output = self.net(*self.x.args, **self.x.kwargs, task=task)
+        self.net.train()
+        return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+
+
+def train(net: Any, x: CallInputs, classes: int, optimizer: torch.optim.Optimizer) -> None:
+    """A few ordinary steps in train mode, on inputs that change and random labels."""
+    net.train()
+    for _ in range(STEPS):
+        shown = varied(x)
+        answer = logits(net(*shown.args, **shown.kwargs))
+        loss = F.cross_entropy(answer, torch.randint(classes, answer.shape[:1]))
+        if not loss.isfinite():
+            raise DivergenceError(f"the loss is {loss.item()}")
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), CLIP)
+        optimizer.step()
+    optimizer.zero_grad()  # gradients of a giant take memory that what follows needs
+
+
+def adopt(optimizer: torch.optim.Optimizer, net: nn.Module) -> None:
+    """Give an optimizer the parameters it does not have yet: a new task's head."""
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    new = [p for p in net.parameters() if id(p) not in known]
+    if new:
+        optimizer.add_param_group({"params": new})
+
+
+def differing(left: Tensor, right: Tensor) -> int:
+    """How many elements are not the same, bit for bit."""
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return max(left.numel(), right.numel())
+    return int(different(left, right).sum())
+
+
+def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
+    """The share of elements that training changed: a network that stands still proves nothing."""
+    total = sum(tensor.numel() for tensor in after.values())
+    return sum(differing(before[key], after[key]) for key in after if key in before) / total
+
+
+def is_ok(record: Record) -> bool:
+    return "error" not in record and not record["moved"] and bool(record["verified"])
+
+
+def cause(record: Record) -> str:
+    """Why a record is not a pass."""
+    parts = [record["error"]] if "error" in record else []
+    parts += [
+        f"{m['elements']} elements of task {m['task']} moved in {m['phase']!r}"
+        for m in record.get("moved", [])[:1]
+    ]
+    if record.get("verified") is False:
+        parts.append(f"verify: {record['verify'].strip().splitlines()[0]}")
+    return "; ".join(parts)

@@ -1,0 +1,98 @@
+"""Eidetic: a stock network is converted and learns task after task. The part to copy from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import autoeidetic
+
+from ... import Epoch, Lesson, TrainConfig
+from ...common.bits import different
+from ...results import Evaluation
+from ...tasks.capacity import Share
+from .data import all_test_images
+from .networks import stock_network
+from .outcome import Moment, Record
+
+RATE = 3e-3
+#: A task gives up four fifths of the units it finds, a fifth at a time, if it can do without them.
+CONFIG = TrainConfig(
+    max_epochs=7,
+    step=0.2,
+    most=0.8,
+    tolerance=0.02,
+    recovery_epochs=3,
+    lr_factor=0.5,
+    settle_epochs=3,
+)
+
+
+class Eidetic:
+    """The network, its tasks, and notes of what happens to it."""
+
+    def __init__(
+        self, tasks: list[Lesson], config: TrainConfig, on_epoch: Callable[[Epoch], None]
+    ) -> None:
+        self.tasks, self.config, self.on_epoch = tasks, config, on_epoch
+        self.images = all_test_images(tasks)
+        self.net = autoeidetic.convert(stock_network(), self.images[:2])
+        self.record = Record()
+        self.rates: list[list[float]] = []
+        self.moments: list[Moment] = []
+        self.shares: list[tuple[Share, ...]] = []
+        self.answers: list[Tensor] = []
+
+    def learn(self, number: int) -> None:
+        """Train a task, prune it, freeze it; and keep what it answers, to compare with later."""
+        task = self.tasks[number]
+        self.rates.append([])
+        self.net.prepare_for_task(number, num_classes=2, name=task.name)
+        self.net.train_task(
+            task.train,
+            optimizer=torch.optim.AdamW(self.net.parameters(), lr=RATE),
+            config=self.config,
+            on_epoch=self._note,
+            progress=False,
+        )
+        self.net.finish_task()
+        self.record.after_task(self._accuracies())
+        self.answers.append(self._answer(number))
+        self._note_capacity()
+
+    def train_router(self) -> Evaluation:
+        """From now on the network finds out by itself which task an image belongs to."""
+        self.net.train_router([task.train for task in self.tasks], progress=False)
+        return autoeidetic.evaluate(self.net, [task.test for task in self.tasks])
+
+    def changed_logits(self) -> int:
+        """How many logits of finished tasks are not, bit for bit, what they were."""
+        now = map(self._answer, range(len(self.answers)))
+        return sum(int(different(*pair).sum()) for pair in zip(self.answers, now, strict=True))
+
+    def scramble_proof(self) -> bool:
+        """Do all answers stay even when everything that is free is overwritten?"""
+        return self.net.verify(self.images[:64]).ok
+
+    @torch.no_grad()
+    def _answer(self, number: int) -> Tensor:
+        """The logits of a task for all test images, also those of other tasks."""
+        return self.net.eval()(self.images, task=number)
+
+    def _accuracies(self) -> dict[int, float]:
+        tests = [task.test for task in self.tasks]
+        return autoeidetic.evaluate(self.net, tests).accuracy
+
+    def _note(self, epoch: Epoch) -> None:
+        if epoch.phase != "prune":
+            self.record.after_epoch(self._accuracies())
+            self.rates[-1].append(epoch.lr)
+        self._note_capacity()
+        self.on_epoch(epoch)
+
+    def _note_capacity(self) -> None:
+        capacity = self.net.capacity()
+        self.moments.append(Moment(self.record.epochs, capacity.tasks, capacity.free))
+        self.shares[len(self.rates) - 1 :] = [capacity.groups]

@@ -1,0 +1,179 @@
+"""Lookup: models by name, and what can be said of them without memory for their weights.
+
+A name is timm's own, ``torchvision:NAME`` or ``package.module:factory``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...analyze import analyze
+from ...errors import InputError
+from ...report.dependencies import Dependencies
+
+
+def inspect_model(name: str, inputs: tuple[Tensor, ...] | None) -> Dependencies:
+    """Build a model without memory for its weights and analyse it.
+
+    Code that looks at its parameters' values cannot do without them: then the model is built
+    a second time, with its weights.
+    """
+    build = find_model(name)
+    try:
+        with parameters_on_meta():
+            model = build()
+        return analyze(model, inputs)
+    except InputError:
+        raise
+    except Exception:  # whatever a constructor or a forward may raise without data
+        return analyze(built(name, build), inputs)
+
+
+def find_model(name: str) -> Callable[[], Any]:
+    """A function that builds the model of this name.
+
+    Raises:
+        InputError: there is no such model.
+    """
+    source, colon, rest = name.partition(":")
+    if not colon:
+        return _timm_model(name)
+    if source == "torchvision":
+        return _torchvision_model(rest)
+    return _factory(source, rest)
+
+
+def _timm_model(name: str) -> Callable[[], nn.Module]:
+    import timm
+
+    if not timm.is_model(name):
+        from torchvision import models
+
+        elsewhere = name in models.list_models()
+        near = f"did you mean 'torchvision:{name}'? " if elsewhere else ""
+        raise InputError(
+            f"timm has no model {name!r}",
+            remedy=f"{near or did_you_mean(name, timm.list_models())}timm.list_models() has all "
+            "names; other models are torchvision:NAME or package.module:factory",
+        )
+    try:
+        timm.get_pretrained_cfg(name)
+    except RuntimeError as error:
+        tags = timm.list_pretrained(f"{name.partition('.')[0]}.*")
+        raise InputError(
+            f"timm has no model {name!r}: {error}",
+            remedy=f"{did_you_mean(name, tags)}leave the tag after the point out",
+        ) from error
+    return lambda: timm.create_model(name, pretrained=False)
+
+
+def _torchvision_model(name: str) -> Callable[[], nn.Module]:
+    from torchvision import models
+
+    if name not in models.list_models():
+        raise InputError(
+            f"torchvision has no model {name!r}",
+            remedy=f"{did_you_mean(name, models.list_models())}torchvision.models.list_models() "
+            "has all names",
+        )
+    backbone = {"weights_backbone": None} if _has_backbone(name) else {}
+    return lambda: models.get_model(name, weights=None, **backbone)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The nearest of the known names as a question; nothing when none is near.
+
+    >>> did_you_mean("Resnet_18", ["vgg11", "resnet18", "resnet34"])
+    "did you mean 'resnet18' or 'resnet34'? "
+    >>> did_you_mean("vit_tiny", ["vit_tiny_patch16_224"]), did_you_mean("vit_tiny", [])
+    ("did you mean 'vit_tiny_patch16_224'? ", '')
+    """
+    by_lower = {each.lower(): each for each in known}
+    name = name.lower()
+    longer = sorted((each for each in by_lower if name and each.startswith(name)), key=len)
+    near = (longer or get_close_matches(name, by_lower))[:3]
+    if not near:
+        return ""
+    *first, last = (repr(by_lower[each]) for each in near)
+    return f"did you mean {', '.join(first)}{' or ' if first else ''}{last}? "
+
+
+def _has_backbone(name: str) -> bool:
+    from torchvision import models
+
+    builder = models.get_model_builder(name)
+    return builder.__module__.startswith(("torchvision.models.seg", "torchvision.models.det"))
+
+
+def _factory(module: str, function: str) -> Callable[[], Any]:
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` does: a console script does not see the directory
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(
+            f"the module {module!r} cannot be imported: {error}",
+            remedy="name a module that python can import from here",
+        ) from error
+    except Exception as error:  # the user's own code, or no name of a module at all
+        raise InputError(
+            f"the module {module!r} cannot be imported: {type(error).__name__}: {error}",
+            remedy="import it in Python to see where it fails",
+        ) from error
+    names = [name for name, value in vars(found).items() if callable(value)]
+    for part in function.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise InputError(
+            f"{module!r} has no function or class {function!r}",
+            remedy=f"{did_you_mean(function, names)}write package.module:factory",
+        )
+    factory: Callable[[], Any] = found
+    return factory
+
+
+def built(name: str, build: Callable[[], Any]) -> Any:
+    """The model, with its weights.
+
+    Raises:
+        InputError: the function fails.
+    """
+    try:
+        return build()
+    except Exception as error:  # the user's own code
+        raise InputError(
+            f"{name} cannot be built: {type(error).__name__}: {error}",
+            remedy="call it without arguments in Python to see where it fails",
+        ) from error
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Give parameters no memory, while buffers keep their values.
+
+    Under ``torch.device("meta")`` the index tables that some models hold in buffers would be
+    lost, and with them the knowledge which unit they pick.
+    """
+    original = nn.Module.register_parameter
+    moved: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+
+    def register(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if type(param) is nn.Parameter and not param.is_meta:
+            if id(param) not in moved:  # the first one is kept, so that its id stays taken
+                meta = nn.Parameter(param.detach().to("meta"), param.requires_grad)
+                moved[id(param)] = (param, meta)
+            param = moved[id(param)][1]
+        original(module, name, param)
+
+    nn.Module.register_parameter = register  # type: ignore
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = original  # type: ignore[method-assign]

@@ -1,0 +1,101 @@
+"""Image run: what a directory of ``autoeidetic train`` was begun with, and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...common import files
+from ...common.environment import difference
+from ...errors import InputError
+from .image_folders import ImageTask
+
+#: Raised when files of the old format can no longer be read as they are.
+FORMAT = 1
+RECORD = "train.json"
+_PARTS = {"name", "folder", "classes", "train", "test", "images"}
+_OTHER = "choose another --output"
+
+
+class ImageRun:
+    """A directory that :func:`autoeidetic.learn` fills, and what all its tasks have in common."""
+
+    def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
+        self.directory = directory
+        self.settings = files.as_stored(settings)
+
+    def check(self, tasks: Sequence[ImageTask]) -> int:
+        """How many of these tasks the directory has begun or finished already.
+
+        Raises:
+            InputError: it is of something else, of other settings or of other tasks.
+        """
+        if self.directory.exists() and not self.directory.is_dir():
+            raise InputError(f"'{self.directory}' is a file", remedy=_OTHER)
+        if not self.directory.exists() or not any(self.directory.iterdir()):
+            return 0
+        if not (self.directory / RECORD).exists():
+            raise InputError(f"'{self.directory}' holds something else than a run", remedy=_OTHER)
+        stored = files.from_json(self.directory / RECORD)
+        if not _is_record(stored):
+            raise InputError(
+                f"'{self.directory / RECORD}' is not a record that can be read here", remedy=_OTHER
+            )
+        other = difference(stored["settings"], self.settings)
+        if other:
+            raise InputError(
+                f"'{self.directory}' is of another run: {other}",
+                remedy=f"{_OTHER}, or the settings it was begun with",
+            )
+        begun = stored["tasks"][: self._begun()]
+        self._check_tasks(begun, [task.to_dict() for task in tasks])
+        return len(begun)
+
+    def _begun(self) -> int:
+        """How many tasks have a state of training; one that has none may still be another."""
+        number = 0
+        while (self.directory / "checkpoints" / f"task-{number}.safetensors").exists():
+            number += 1
+        return number
+
+    def _check_tasks(self, old: list[dict[str, Any]], new: list[dict[str, Any]]) -> None:
+        first = ", ".join(f"'{task['folder']}'" for task in old)
+        for number, before in enumerate(old):
+            if number >= len(new):
+                raise InputError(
+                    f"'{self.directory}' has learned from {len(old)} folders, and {len(new)} are "
+                    "named",
+                    remedy=f"name {first} first, in this order; or {_OTHER}",
+                )
+            after = new[number]
+            if any(before[part] != after[part] for part in ("classes", "images")):
+                raise InputError(
+                    f"task {number} of '{self.directory}' has learned from '{before['folder']}' "
+                    f"({len(before['classes'])} classes, {before['train'] + before['test']} "
+                    f"images), and '{after['folder']}' holds other images",
+                    remedy=f"name {first} first, in this order and as they were; or {_OTHER}",
+                )
+
+    def write(self, tasks: Sequence[ImageTask]) -> None:
+        """Note what the run consists of from now on.
+
+        Raises:
+            InputError: the directory cannot be written to.
+        """
+        record = {
+            "format": FORMAT,
+            "settings": self.settings,
+            "tasks": [task.to_dict() for task in tasks],
+        }
+        files.write(self.directory / RECORD, files.to_json(record))
+
+
+def _is_record(stored: Any) -> bool:
+    return (
+        isinstance(stored, dict)
+        and stored.get("format") == FORMAT
+        and isinstance(stored.get("settings"), dict)
+        and isinstance(stored.get("tasks"), list)
+        and all(isinstance(task, dict) and task.keys() >= _PARTS for task in stored["tasks"])
+    )

@@ -1,0 +1,270 @@
+"""``autoeidetic train MODEL --tasks DIR DIR ...``: a folder of images for each task."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from ..checkpoint import rebuild
+from ..common import files
+from ..errors import InputError
+from ..learn import Lesson, learn
+from ..net import EideticNet
+from ..results import Run
+from ..training import TrainConfig, default_optimizer
+from .images.image_folders import Images, ImageTask, check_images, find_tasks
+from .images.model_names import find_model
+from .images.run_directory import ImageRun
+from .images.vision import AUGMENTATIONS, ImageModel, image_model
+from .options import add_json, at_least
+
+EXAMPLES = """\
+examples:
+  autoeidetic train resnet18 --pretrained --tasks pets flowers --output run
+  autoeidetic train resnet18 --pretrained --tasks pets flowers cars --output run   # one more
+  autoeidetic train vit_tiny_patch16_224 --size 96 --tasks pets flowers --output other
+A folder holds train/CLASS/*.jpg and val/CLASS/*.jpg (or test), or CLASS/*.jpg alone, of which a
+fifth is held out. The same command goes on where it was stopped; with more folders at the end it
+learns them, and what was finished stays as it is, bit for bit.
+"""
+ROUTERS = ("learned", "entropy", "energy", "mahalanobis", "none")
+#: What all tasks of a run have in common.
+_COMMON = "model size pretrained seed epochs most step tolerance pruning".split()
+_RATE, _PRETRAINED_RATE = 1e-3, 3e-4
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    config = TrainConfig(pruning="hybrid", tolerance=0.01, max_epochs=30)
+    option = parser.add_argument
+    option(
+        "model",
+        metavar="MODEL",
+        help="a timm name, torchvision:NAME, or package.module:factory (with --size)",
+    )
+    option("--tasks", metavar="DIR", nargs="+", required=True, help="a folder for each task")
+    option("--output", metavar="RUN", required=True, help="a folder for the network and its record")
+    option(
+        "--pretrained",
+        action="store_true",
+        help="start from pretrained values, which units keep until a task uses them",
+    )
+    option(
+        "--size", metavar="N", type=at_least(1, "pixels"), help="of images; by default the model's"
+    )
+    option(
+        "--epochs",
+        metavar="N",
+        type=at_least(1, "epochs"),
+        default=config.max_epochs,
+        help="of training at most, before pruning (%(default)s)",
+    )
+    option(
+        "--batch-size", metavar="N", type=at_least(2, "images"), default=32, help="(%(default)s)"
+    )
+    option(
+        "--lr",
+        metavar="X",
+        type=float,
+        help=f"learning rate of AdamW ({_RATE:g}, with --pretrained {_PRETRAINED_RATE:g})",
+    )
+    option(
+        "--most",
+        metavar="X",
+        type=float,
+        default=config.most,
+        help="the share of its units that a task gives up at most (%(default)s)",
+    )
+    option(
+        "--step",
+        metavar="X",
+        type=float,
+        default=config.step,
+        help="the share that one round of pruning gives up (%(default)s)",
+    )
+    option(
+        "--tolerance",
+        metavar="X",
+        type=float,
+        default=config.tolerance,
+        help="what pruning may cost of the accuracy on training images (%(default)s)",
+    )
+    option(
+        "--pruning",
+        metavar="SCORE",
+        default=config.pruning,
+        help="hybrid, l1, l2, taylor or random (%(default)s)",
+    )
+    option(
+        "--augment",
+        choices=AUGMENTATIONS,
+        default="light",
+        help="how training images are changed at random: not at all; cropped and mirrored; as timm "
+        "does it for ImageNet (%(default)s)",
+    )
+    option(
+        "--router",
+        choices=ROUTERS,
+        default="learned",
+        help="what finds the task of an image when nobody tells it (%(default)s)",
+    )
+    option("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(%(default)s)")
+    option(
+        "--workers",
+        metavar="N",
+        type=at_least(0, "processes"),
+        default=min(4, (os.cpu_count() or 1) - 1),
+        help="processes that read images (%(default)s)",
+    )
+    option("--seed", metavar="N", type=int, default=0, help="(%(default)s)")
+    option("--quiet", action="store_true", help="print the result and nothing else")
+    add_json(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    config = TrainConfig(
+        pruning=options.pruning,
+        step=options.step,
+        most=options.most,
+        tolerance=options.tolerance,
+        max_epochs=options.epochs,
+    )
+    rate = _rate(options)
+    device = _device(options.device)
+    find_model(options.model)
+    tasks = find_tasks(options.tasks, options.seed)
+    record = ImageRun(Path(options.output), {name: getattr(options, name) for name in _COMMON})
+    begun = record.check(tasks)
+    progress = not options.quiet and sys.stderr.isatty()
+    check_images(tasks[begun:], progress)
+    _seed(options.seed)
+    made = image_model(options.model, options.size, options.pretrained)
+    record.write(tasks)
+    if not (options.quiet or options.json):
+        _introduce(made, tasks)
+    made.net.to(device)
+    try:
+        learned = learn(
+            made.net,
+            [_lesson(task, made, options, device) for task in tasks],
+            options.output,
+            optimizer=lambda parameters: default_optimizer(parameters, rate),
+            router=None if options.router == "none" else options.router,
+            config=config,
+            prune_last=True,  # more tasks may follow
+            on_full="reuse",
+            progress=progress,
+        )
+    except KeyboardInterrupt:
+        print("autoeidetic: stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+    except InputError as error:
+        raise _plain(error) from error
+    except torch.OutOfMemoryError as error:
+        raise InputError(
+            f"the memory of the device does not suffice for batches of {options.batch_size} images",
+            remedy="pass a smaller --batch-size; the command goes on where it was stopped",
+        ) from error
+    result = _result(learned, made.net, options)
+    print(files.to_json(result).decode().rstrip() if options.json else _report(learned, result))
+    return 0
+
+
+def _rate(options: argparse.Namespace) -> float:
+    rate: float | None = options.lr
+    if rate is None:
+        return _PRETRAINED_RATE if options.pretrained else _RATE
+    if not 0 < rate < float("inf"):
+        raise InputError(f"--lr {rate:g} is not a learning rate", remedy="pass 0.001, say")
+    return rate
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("there is no CUDA device here", remedy="leave --device out")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _seed(seed: int) -> None:
+    """Everything that augmentation draws from."""
+    torch.manual_seed(seed % 2**63)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def _plain(error: InputError) -> InputError:
+    """Of an error in a process that reads images torch makes one that tells its traceback."""
+    words = error.fact.rpartition(f"{InputError.__name__}: ")[2]
+    fact, _, remedy = words.partition("\n  remedy: ")
+    return InputError(fact.strip(), place=error.place, remedy=remedy.strip() or error.remedy)
+
+
+def _lesson(
+    task: ImageTask, made: ImageModel, options: argparse.Namespace, device: torch.device
+) -> Lesson:
+    train = Images(task.train, made.transform(options.augment))
+    size = options.batch_size
+    common: dict[str, Any] = {
+        "batch_size": size,
+        "num_workers": options.workers,
+        "pin_memory": device.type == "cuda",
+    }
+    # a batch norm cannot learn from a single image
+    single = len(train) % size == 1
+    return Lesson(
+        train=DataLoader(train, shuffle=True, drop_last=single, **common),
+        test=DataLoader(Images(task.test, made.transform()), **common),
+        classes=len(task.classes),
+        name=task.name,
+    )
+
+
+# -- what is printed ---------------------------------------------------------------------------
+
+
+def _introduce(made: ImageModel, tasks: tuple[ImageTask, ...]) -> None:
+    _, height, width = made.data["input_size"]
+    for task in tasks:
+        print(
+            f"{task.name}: {len(task.classes)} classes, {len(task.train)} images to learn from, "
+            f"{len(task.test)} to be tested on, as {height} x {width} pixels",
+            file=sys.stderr,
+        )
+
+
+def _result(learned: Run, net: EideticNet, options: argparse.Namespace) -> dict[str, Any]:
+    checkpoint = Path(options.output) / "network.safetensors"
+    command = ["autoeidetic", "verify", str(checkpoint)]
+    if "why_not" in rebuild.recipe(net.backbone, net.blueprint.heads[0].size):
+        command += ["--model", options.model]
+    evaluation = learned.to_dict()["tasks"][-1]["evaluation"]
+    return {
+        "accuracy": learned.matrix.to_dict(),
+        "agnostic": evaluation["agnostic"],
+        "free": net.capacity().free,
+        "bitwise": learned.bitwise.to_dict(),
+        "checkpoint": str(checkpoint),
+        "verify": shlex.join(command),
+    }
+
+
+def _report(learned: Run, result: dict[str, Any]) -> str:
+    lines = [str(learned.matrix)]
+    if result["agnostic"] is not None:
+        lines.append(f"accuracy when the router finds the task: {result['agnostic']:.4f}")
+    lines += [
+        f"free for more tasks: {result['free']:.1%} of the network",
+        str(learned.bitwise).splitlines()[-1],
+        f"network: {result['checkpoint']}",
+        f"check it with: {result['verify']}",
+    ]
+    return "\n".join(lines)

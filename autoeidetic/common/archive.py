@@ -1,0 +1,338 @@
+"""Archive: tensors and a description in one safetensors file, written whole or not at all.
+
+The description is JSON in the header. A digest over it and over every tensor tells an intact file
+from a damaged one before anything is made of it. Reading runs no code: neither safetensors nor
+JSON can hold any. Tensors come back with the strides they had, for kernels that see
+``channels_last`` give other bits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..errors import CheckpointError, InputError
+from .locks import Temporary
+
+#: Raised when files of the old format can no longer be read as they are.
+FORMAT = 1
+_KEY = "autoeidetic"
+_INTACT = "use an intact copy of the file, or save the network again"
+_ELSEWHERE = "choose a file in a directory that exists, may be written to and has room"
+#: What a path may lead to besides a file; to put a file in its place would destroy it.
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+#: A file begins with the length of its header in eight bytes, and then the header so.
+_BEGINNING = f'{{"__metadata__":{{"{_KEY}":'.encode()
+#: The subject of what is said here and in loading; :func:`about` puts the path in its place.
+_SUBJECT = "the file "
+
+
+class DamageError(CheckpointError):
+    """A file that was written here is no longer what it was."""
+
+
+@contextmanager
+def about(path: Any) -> Iterator[None]:
+    """Say which file it is: facts in here are about "the file"."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(
+            named(error.fact, path), place=error.place, remedy=error.remedy
+        ) from error
+
+
+def named(fact: str, path: Any) -> str:
+    """A fact about "the file", with its path.
+
+    >>> named("the file is damaged", "net.safetensors")
+    "'net.safetensors' is damaged"
+    """
+    if fact.startswith(_SUBJECT):
+        return f"'{path}' {fact.removeprefix(_SUBJECT)}"
+    return f"'{path}' cannot be used: {fact}"
+
+
+def as_path(path: Any, what: str = "path") -> Path:
+    """What a caller passed as a path.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        given = os.fspath(path)
+        if isinstance(given, str) and given:
+            os.fsencode(given)
+            if "\0" not in given:
+                return Path(given)
+    except (TypeError, UnicodeError):
+        pass
+    raise InputError(
+        f"{what} is {path!r:.80}, which is not the path of a file or directory",
+        remedy="pass a string that is not empty, or a pathlib.Path",
+    )
+
+
+def write(path: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Put tensors and a description (plain JSON values) into a file, replacing an older one.
+
+    What a killed process has left of other files in the directory is removed.
+
+    Raises:
+        CheckpointError: the file cannot be written; an older one is as it was.
+    """
+    target = _target(path)
+    stored = separate(tensors)
+    content = {"network": description, "strides": _strides(tensors)}
+    text = _canonical({"format": FORMAT, "digest": _digest(content, stored), **content})
+    try:
+        with closing(Temporary(target.parent, ".tmp")) as temporary:
+            save_file(stored, temporary.path, {_KEY: text})
+            if target.exists():
+                shutil.copymode(target, temporary.path)
+            _to_disk(temporary.path)
+            os.replace(temporary.path, target)
+            if os.name == "posix":  # elsewhere a directory cannot be opened
+                _to_disk(target.parent)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"the file cannot be written: {error}", remedy=_ELSEWHERE) from error
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"the file cannot hold a tensor of the network: {error}",
+            remedy="convert the network to a type that safetensors knows, such as float32",
+        ) from error
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The description and the tensors of an intact file.
+
+    Raises:
+        CheckpointError: there is no such file, it is damaged, or it is something else.
+    """
+    description, tensors, damage = examine(path)
+    if damage is not None:
+        raise damage
+    return description, tensors
+
+
+def examine(path: Path) -> tuple[Any, dict[str, Tensor], DamageError | None]:
+    """What is in a file, edited or not, and what is wrong with it.
+
+    Of an edited file nothing is promised. The description is None when it cannot be read.
+
+    Raises:
+        CheckpointError: there is no such file, or it is something else.
+    """
+    while True:
+        before = _identity(path)
+        try:
+            found = _examine(path)
+            if found[2] is None or _identity(path) == before:
+                return found
+        except CheckpointError:
+            if _identity(path) == before:
+                raise
+        # it was replaced meanwhile, so parts of two files were read
+
+
+def _examine(path: Path) -> tuple[Any, dict[str, Tensor], DamageError | None]:
+    try:
+        outer, tensors = _stored(path)
+    except DamageError as error:
+        return None, {}, error
+    content = {"network": outer["network"], "strides": outer["strides"]}
+    intact = outer["canonical"] and outer["digest"] == _digest(content, tensors)
+    damage = None if intact else _damaged()
+    try:
+        tensors = _in_order(tensors, outer["strides"])
+    except DamageError as error:
+        damage = error
+    return outer["network"], tensors, damage
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Another one when the file was replaced."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def _stored(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and the tensors, as they are."""
+    _check_kind(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            outer = _outer((file.metadata() or {}).get(_KEY))
+            names = file.keys()
+            return outer, {name: _copy(file.get_tensor(name)) for name in names}
+    except FileNotFoundError as error:
+        raise CheckpointError("the file does not exist", remedy="check the path") from error
+    except OSError as error:
+        fact = f"the file cannot be read: {error}"
+        raise CheckpointError(fact, remedy="check the file") from error
+    except SafetensorError as error:
+        kind = DamageError if _begins_well(path) else CheckpointError
+        raise kind(
+            f"the file is not a safetensors file, or is damaged ({error})",
+            remedy=f"pass a file that net.save wrote; {_INTACT}",
+        ) from error
+
+
+def _check_kind(path: Path, prefix: str = "") -> None:
+    """Is there a file, or nothing at all?
+
+    Raises:
+        CheckpointError: there is something else: a file in its place would destroy it, and reading
+            it may never end.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:  # nothing is there, or nothing that can be reached
+        return
+    if not stat.S_ISREG(mode):
+        kind = next((words for test, words in _KINDS if test(mode)), "something else")
+        raise CheckpointError(f"the file {prefix}is {kind}", remedy="pass the path of a file")
+
+
+def _target(path: Path) -> Path:
+    """The file that a link points to, which goes on pointing there.
+
+    Raises:
+        CheckpointError: it is something else than a file, or has no name any more.
+    """
+    _check_kind(path, "cannot be written: it ")
+    target = Path(os.path.realpath(path))
+    if os.path.exists(path) and not target.exists():  # an open file that was removed
+        fact = "the file cannot be written: it is a link to a file without a name"
+        raise CheckpointError(fact, remedy=_ELSEWHERE)
+    return target
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Byte by byte, for what safetensors gives lies in the file, which may change.
+
+    ``clone`` makes 1 of every boolean that is not 0, and an edit of one would not be seen.
+    """
+    content = tensor.reshape(-1).view(torch.uint8).clone()
+    return content.view(tensor.dtype).reshape(tensor.shape)
+
+
+def _begins_well(path: Path) -> bool:
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read(8 + len(_BEGINNING))[8:] == _BEGINNING
+    return False
+
+
+def _outer(text: str | None) -> dict[str, Any]:
+    if text is None:
+        raise CheckpointError(
+            "the file is a safetensors file that net.save has not written",
+            remedy="load it into your model (safetensors.torch.load_model), then convert the model",
+        )
+    try:
+        outer = json.loads(text)
+        canonical = _canonical(outer) == text
+    except (ValueError, RecursionError) as error:
+        raise _damaged() from error
+    version = outer.get("format") if isinstance(outer, dict) else None
+    if isinstance(version, int) and version > FORMAT:
+        raise CheckpointError(
+            f"the file has format {version}, and this autoeidetic reads up to {FORMAT}",
+            remedy="upgrade autoeidetic",
+        )
+    if version != FORMAT or outer.keys() != {"format", "digest", "network", "strides"}:
+        raise _damaged()
+    # the text itself is compared, so that no edit goes by that JSON would read over
+    return {**outer, "canonical": canonical}
+
+
+def _damaged() -> DamageError:
+    fact = "the file is damaged or was edited: its digest is not right"
+    return DamageError(fact, remedy=_INTACT)
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _digest(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    total = blake2b(digest_size=32)
+    kinds = [[name, str(t.dtype), list(t.shape)] for name, t in sorted(tensors.items())]
+    total.update(_canonical([content, kinds]).encode())
+    for _, tensor in sorted(tensors.items()):
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors on the CPU; safetensors wants no two of them in one memory."""
+    result: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, tensor in tensors.items():
+        stored = tensor.detach().cpu().contiguous()
+        if stored.untyped_storage().data_ptr() in taken:
+            stored = stored.clone()
+        taken.add(stored.untyped_storage().data_ptr())
+        result[name] = stored
+    return result
+
+
+def _strides(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    """Of the tensors that are not laid out row by row."""
+    result = {}
+    for name, tensor in tensors.items():
+        kept = torch.empty_like(tensor, device="meta").stride()
+        if kept != torch.empty(tensor.shape, device="meta").stride():
+            result[name] = list(kept)
+    return result
+
+
+def _in_order(tensors: Mapping[str, Tensor], strides: Any) -> dict[str, Tensor]:
+    """All tensors, some of them in another order in memory.
+
+    Raises:
+        DamageError: there are no such orders.
+    """
+    try:
+        return {**tensors, **{n: _with_strides(tensors[n], s) for n, s in strides.items()}}
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise _damaged() from error
+
+
+def _with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
+    """The same values in another order in memory."""
+    dense = 1
+    for step, size in sorted(zip(strides, tensor.shape, strict=True)):
+        if size > 1 and step == dense:
+            dense *= size
+    if dense != tensor.numel():  # would take memory at will
+        raise _damaged()
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
+
+
+def _to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,74 @@
+"""Formats: what a drawing can be written as, and how a file name tells."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from ...errors import InputError
+from ..elements import Drawing
+from .dot import to_dot
+from .graphml import to_graphml
+from .html import to_html
+from .mermaid import to_mermaid
+from .png import to_png
+from .svg import to_svg
+
+Render = Callable[[Drawing, "int | None"], "str | bytes"]
+#: By the ending of a file's name. ``depth`` is for formats that nobody can click on.
+FORMATS: dict[str, Render] = {
+    "html": lambda drawing, depth: to_html(drawing.to_dict()),
+    "svg": to_svg,
+    "png": to_png,
+    "dot": to_dot,
+    "mmd": to_mermaid,
+    "graphml": lambda drawing, depth: to_graphml(drawing),
+    "json": lambda drawing, depth: drawing.to_json() + "\n",
+}
+
+
+def render(drawing: Drawing, format: str, depth: int | None = None) -> bytes:
+    """A drawing in one of :data:`FORMATS`.
+
+    Raises:
+        InputError: there is no such format.
+        MissingPackageError: the format needs the ``viz`` extra.
+    """
+    if format not in FORMATS:
+        raise InputError(
+            f"{format!r} is not a format of drawings", remedy=f"use one of {', '.join(FORMATS)}"
+        )
+    content = FORMATS[format](drawing, depth)
+    return content if isinstance(content, bytes) else content.encode()
+
+
+def save(
+    drawing: Drawing,
+    path: str | os.PathLike[str],
+    format: str | None = None,
+    depth: int | None = None,
+) -> Path:
+    """Write a drawing to a file, in the format that its name tells; the path.
+
+    Raises:
+        InputError: the name tells no format, or the file cannot be written.
+    """
+    target = Path(path)
+    write(render(drawing, format or target.suffix.removeprefix(".").lower(), depth), target)
+    return target
+
+
+def write(content: bytes, target: Path) -> None:
+    """Write what :func:`render` gave.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    try:
+        target.write_bytes(content)
+    except OSError as error:
+        raise InputError(
+            f"{target} cannot be written: {error.strerror}",
+            remedy="choose a file in a directory that exists and may be written to",
+        ) from error

@@ -1,0 +1,128 @@
+"""Rows: what is written on a card, and how much room that takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..elements import Drawing, Node
+from .fold import Card, Frame
+from .text import TIMES, count_text, shortened, size_text, width
+
+TEXT = 11.0
+NOTE = 9.5
+TITLE = 12.0
+BAR = 5.0
+ROW = 20.0
+PADDING = 10.0
+MARK = 13.0
+_SIGNS = {"aten.add": "+", "aten.mul": TIMES, "aten.sub": "-"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a card: a name, a note after it, marks at its end, and who owns it.
+
+    ``groups`` are those it is coloured by. ``shares``: the part of each task, empty for none.
+    """
+
+    name: str
+    note: str
+    groups: tuple[str, ...]
+    locked: bool = False
+    nested: bool = False
+    shares: tuple[float, ...] = ()
+
+    @property
+    def height(self) -> float:
+        return ROW + (BAR + 3 if self.shares else 0)
+
+    @property
+    def width(self) -> float:
+        marks = MARK * (self.locked + self.nested)
+        note = width(self.note, NOTE) + 8 if self.note else 0
+        return width(self.name, TEXT) * 1.06 + note + marks + 2 * PADDING
+
+
+def is_sign(card: Card) -> bool:
+    """Is it drawn as a small circle with a sign in it?"""
+    return len(card.nodes) == 1 and card.nodes[0].type in _SIGNS
+
+
+def sign(card: Card) -> str:
+    return _SIGNS[card.nodes[0].type]
+
+
+def rows_of(card: Card, drawing: Drawing) -> tuple[Row, ...]:
+    """The lines of a card."""
+    if card.closed is not None:
+        module = card.closed
+        count = f" {TIMES} {module.repeat.count}" if module.repeat else ""
+        note = f"{module.type} · {count_text(module.parameters)}"
+        inside = [s for s in _layer_shares(drawing) if s.startswith(f"{module.path}.")]
+        shares = _shares(drawing, inside)
+        return (Row(shortened(module.name) + count, shortened(note), (), shares=shares),)
+    return tuple(_row(node, drawing) for node in card.nodes)
+
+
+def _row(node: Node, drawing: Drawing) -> Row:
+    if node.kind in ("input", "output", "failure"):
+        note = size_text(node.shape) if node.kind != "failure" else node.type
+        return Row(shortened(node.label), shortened(note), ())
+    if node.type == "Parameter":
+        note = TIMES.join(str(n) for n in node.shape) or "1"
+    elif node.kind == "operator":
+        note = node.type if node.path else ""
+    elif any(part.role == "norm" for part in node.groups):
+        note = node.type  # its result has the size of what it normalises
+    else:
+        note = f"{node.type}  {size_text(node.shape)}".strip()
+    own = tuple(dict.fromkeys(part.group for part in node.groups if part.role != "input"))
+    layers = [node.path, node.path.rpartition(".")[0]] if node.type == "Parameter" else [node.path]
+    known = [layer for layer in layers if layer in _layer_shares(drawing)][:1]
+    return Row(
+        shortened(node.label),
+        shortened(note, 44),
+        own or node.carries,
+        locked=bool(node.locked),
+        nested=node.nested,
+        shares=_shares(drawing, known) if node.kind == "layer" else (),
+    )
+
+
+def _layer_shares(drawing: Drawing) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = drawing.ownership.get("layers", {})
+    return found
+
+
+def _shares(drawing: Drawing, layers: list[str]) -> tuple[float, ...]:
+    """The part of the elements of some layers that each task owns."""
+    if not layers:
+        return ()
+    totals = drawing.ownership["sizes"]
+    whole = max(sum(totals[layer] for layer in layers), 1)
+    owned = _layer_shares(drawing)
+    return tuple(
+        sum(owned[layer][task] for layer in layers) / whole for task in range(len(drawing.tasks))
+    )
+
+
+def card_size(card: Card, drawing: Drawing) -> tuple[float, float]:
+    """Width and height of a card."""
+    if is_sign(card):
+        return 24.0, 24.0
+    rows = rows_of(card, drawing)
+    return max(44.0, *(row.width for row in rows)), sum(row.height for row in rows) + 4
+
+
+def frame_title(frame: Frame) -> tuple[str, str]:
+    """Name and note in the upper left corner of a module."""
+    module = frame.module
+    count = f" {TIMES} {frame.count}" if frame.count > 1 else ""
+    return f"{shortened(module.name)}{count}", f"{shortened(module.type)} · " + count_text(
+        module.parameters
+    )
+
+
+def title_width(frame: Frame) -> float:
+    name, note = frame_title(frame)
+    return width(name, TITLE) * 1.06 + width(note, NOTE) + 34

@@ -1,0 +1,219 @@
+"""Fold: what of a drawing is shown in a picture that nobody can click on.
+
+Of a run of equal blocks the first is shown, with their number. Modules deeper than asked for are
+shown as one card. A layer, the norm after it and the activation after that stand on one card,
+as long as nothing else reads or joins in between.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from ..elements import Drawing, Edge, Module, Node
+
+#: More cards than this are too many to read: deeper modules stay closed.
+MOST_CARDS = 260
+_OPENS = ("input", "output", "failure")
+
+
+@dataclass(frozen=True)
+class Card:
+    """A box without boxes in it: a stack of nodes, or a closed module."""
+
+    id: str
+    frame: str
+    nodes: tuple[Node, ...]
+    closed: Module | None = None
+
+
+@dataclass(frozen=True)
+class Frame:
+    """An open module; ``count`` tells how many equal blocks it stands for."""
+
+    id: str
+    parent: str | None
+    module: Module
+    count: int
+
+
+@dataclass(frozen=True)
+class Link:
+    """An arrow between two cards."""
+
+    source: str
+    target: str
+    kind: str
+    groups: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class View:
+    """All that is shown."""
+
+    drawing: Drawing
+    frames: tuple[Frame, ...]
+    cards: tuple[Card, ...]
+    links: tuple[Link, ...]
+
+
+def fold(drawing: Drawing, depth: int | None = None) -> View:
+    """What is shown when modules are opened to this depth; by default as deep as is readable."""
+    tree = _Tree(drawing)
+    if depth is not None:
+        return tree.view(depth)
+    view = tree.view(1)
+    for deeper in range(2, tree.depth + 1):
+        further = tree.view(deeper)
+        if len(further.cards) > MOST_CARDS:
+            break
+        view = further
+    return view
+
+
+class _Tree:
+    """The modules of a drawing with the nodes in them, and who stands for whom."""
+
+    def __init__(self, drawing: Drawing) -> None:
+        self.drawing = drawing
+        self.modules = {module.id: module for module in drawing.modules}
+        self.level: dict[str, int] = {}
+        for module in drawing.modules:
+            self.level[module.id] = 0 if module.parent is None else self.level[module.parent] + 1
+        self.depth = max(self.level.values(), default=0) + 1
+        self.home = {node.id: node.module for node in drawing.nodes}
+        self.hidden = self._hidden()
+        self.stands_for = self._stand_ins()
+
+    def _ancestors(self, module: str) -> list[str]:
+        """A module and all around it, the innermost first."""
+        found = []
+        here: str | None = module
+        while here is not None:
+            found.append(here)
+            here = self.modules[here].parent
+        return found
+
+    def _hidden(self) -> set[str]:
+        """Modules that are, or lie in, a later block of a run."""
+        hidden: set[str] = set()
+        for module in self.drawing.modules:
+            later = module.repeat is not None and module.repeat.index > 0
+            if later or module.parent in hidden:
+                hidden.add(module.id)
+        return hidden
+
+    def _stand_ins(self) -> dict[str, str]:
+        """For each node of a later block the one in the same place of the first block."""
+        inside: dict[str, list[str]] = defaultdict(list)
+        for node in self.drawing.nodes:
+            for around in self._ancestors(node.module):
+                inside[around].append(node.id)
+        found: dict[str, str] = {}
+        for module in self.drawing.modules:
+            if module.repeat is not None and module.repeat.index > 0:
+                found |= zip(inside[module.id], inside[module.repeat.of], strict=True)
+        for own in found:  # the first block may lie in a later block of a run around it
+            while found[own] in found:
+                found[own] = found[found[own]]
+        return found
+
+    def _run(self, node: str) -> dict[str, int]:
+        """For every run that a node is in, by its first block, the number of its block."""
+        repeats = [self.modules[m].repeat for m in self._ancestors(self.home[node])]
+        return {repeat.of: repeat.index for repeat in repeats if repeat is not None}
+
+    def view(self, depth: int) -> View:
+        closed = self._closed(depth)
+        frames = tuple(
+            Frame(m.id, m.parent, m, m.repeat.count if m.repeat else 1)
+            for m in self.drawing.modules
+            if m.id not in self.hidden and self.level[m.id] < depth
+        )
+        shown = [n for n in self.drawing.nodes if n.id not in self.stands_for]
+        place = {n.id: closed.get(n.module, n.id) for n in shown}
+        links = self._links(place)
+        stacks = _stacks([n for n in shown if place[n.id] == n.id], links)
+        cards, card_of = [], {}
+        for node in shown:
+            at = place[node.id]
+            if at in card_of:
+                continue
+            if at != node.id:
+                module = self.modules[at]
+                cards.append(Card(at, str(module.parent), (), module))
+                card_of[at] = at
+            else:
+                stack = stacks[node.id]
+                cards.append(Card(node.id, node.module, stack))
+                card_of |= {part.id: node.id for part in stack}
+        return View(self.drawing, frames, tuple(cards), _between(links, card_of))
+
+    def _closed(self, depth: int) -> dict[str, str]:
+        """For each module that is not open the closed one that it is, or lies in."""
+        found = {}
+        for module in self.drawing.modules:
+            around = self._ancestors(module.id)
+            closed = [m for m in around if self.level[m] == depth]
+            if closed:
+                found[module.id] = closed[0]
+        return found
+
+    def _links(self, place: dict[str, str]) -> list[Edge]:
+        """The edges between what is shown; those from block to block of one run are left out."""
+        found: dict[tuple[str, str, str], dict[str, None]] = {}
+        later: dict[tuple[str, str, str], dict[str, None]] = {}
+        for edge in self.drawing.edges:
+            source = place[self.stands_for.get(edge.source, edge.source)]
+            target = place[self.stands_for.get(edge.target, edge.target)]
+            if source == target or self._within_a_run(edge):
+                continue
+            found.setdefault((source, target, edge.kind), {})
+            of = later if edge.source in self.stands_for else found
+            of.setdefault((source, target, edge.kind), {}).update(dict.fromkeys(edge.groups))
+        return [
+            Edge(*key, tuple(groups or later.get(key, ())), "", "") for key, groups in found.items()
+        ]
+
+    def _within_a_run(self, edge: Edge) -> bool:
+        runs = self._run(edge.target)
+        return any(runs.get(of, index) != index for of, index in self._run(edge.source).items())
+
+
+def _stacks(nodes: list[Node], links: list[Edge]) -> dict[str, tuple[Node, ...]]:
+    """Nodes that stand on one card, by the first of them."""
+    leaving: dict[str, list[Edge]] = defaultdict(list)
+    arriving: dict[str, list[Edge]] = defaultdict(list)
+    for link in links:
+        leaving[link.source].append(link)
+        arriving[link.target].append(link)
+    by_id = {node.id: node for node in nodes}
+    stacks: dict[str, list[Node]] = {}
+    home: dict[str, str] = {}
+    for node in nodes:
+        above = arriving[node.id]
+        if len(above) == 1 and _may_stack(node, by_id.get(above[0].source), above[0], leaving):
+            first = home[above[0].source]
+            home[node.id] = first
+            stacks[first].append(node)
+        else:
+            home[node.id] = node.id
+            stacks[node.id] = [node]
+    return {first: tuple(stack) for first, stack in stacks.items()}
+
+
+def _may_stack(node: Node, above: Node | None, link: Edge, leaving: dict[str, list[Edge]]) -> bool:
+    if above is None or len(leaving[above.id]) > 1 or node.module != above.module:
+        return False
+    if node.kind in _OPENS or above.kind in _OPENS or above.type == "Parameter":
+        return False
+    return link.kind in ("coupled", "normalises")
+
+
+def _between(links: list[Edge], card_of: dict[str, str]) -> tuple[Link, ...]:
+    found: dict[tuple[str, str, str], dict[str, None]] = {}
+    for link in links:
+        source, target = card_of[link.source], card_of[link.target]
+        if source != target:
+            found.setdefault((source, target, link.kind), {}).update(dict.fromkeys(link.groups))
+    return tuple(Link(s, t, kind, tuple(groups)) for (s, t, kind), groups in found.items())

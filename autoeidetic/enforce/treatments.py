@@ -1,0 +1,305 @@
+"""Treatments: what guarded modules do differently, one class per hazard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import EnforcementError, Place
+from .guard import CallCounter, Runtime
+from .kernels import level_norms, restricted_backward, statistics
+
+_CONVOLUTIONS = frozenset({F.conv1d, F.conv2d, F.conv3d})
+_TRANSPOSED = frozenset({F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d})
+#: Which argument the weight is, of functions that have a place for it.
+_PLACES = {
+    **dict.fromkeys((F.linear, F.embedding, *_CONVOLUTIONS, *_TRANSPOSED), 1),
+    F.bilinear: 2,
+}
+_PLACED_OPERATORS = ("aten.linear", "aten.conv", "aten.embedding", "aten._trilinear")
+_ADDING = frozenset({torch.addmm, torch.baddbmm})  # their first argument is no factor
+#: How a computed weight is used: whether its function has a place for it, and its shape.
+Use = tuple[bool, tuple[int, ...]]
+
+
+def use_of(operator: str, shape: Sequence[int]) -> Use:
+    """The use of a weight by an operator of the graph."""
+    return operator.startswith(_PLACED_OPERATORS), tuple(shape)
+
+
+class _Treatment:
+    functions: ClassVar[frozenset[Any]] = frozenset()
+
+    def wanted(self, module: nn.Module) -> bool:
+        return True
+
+    def applies(self) -> bool:
+        return True
+
+    def finish(self, module: nn.Module, calls: int) -> None:
+        pass
+
+
+@dataclass
+class ActiveRows(_Treatment):
+    """Backward through a layer's free rows and free inputs only."""
+
+    runtime: Runtime
+    weight: str
+    active: Tensor
+    columns: Tensor | None
+    functions: ClassVar[frozenset[Any]] = frozenset({F.linear}) | _CONVOLUTIONS
+
+    def wanted(self, module: nn.Module) -> bool:
+        return torch.is_grad_enabled()
+
+    def call(self, module: nn.Module, number: int, func: Any, args: Any, kwargs: Any) -> Any:
+        given: list[Any] = _bind(args, kwargs, ("input", "weight", "bias"))
+        x, weight, bias, *rest = given
+        if weight is not module._parameters[self.weight]:
+            return func(*args, **kwargs)
+        if not self.runtime.restrict:  # the input wants its gradient, through frozen rows as well
+            learning = [None if p is None else self._learning(p) for p in (weight, bias)]
+            return func(x, *learning, *rest, **_without(kwargs))
+        assert weight is not None
+        if func is F.linear:
+            return restricted_backward.linear(x, weight, bias, self.active, self.columns)
+        stride, padding, dilation, groups = _window(*rest, **_without(kwargs))
+        return restricted_backward.conv(
+            func, x, weight, bias, stride, padding, dilation, groups, self.active, self.columns
+        )
+
+    def _learning(self, parameter: Tensor) -> Tensor:
+        """The same values, of which only active rows have a gradient."""
+        active = parameter.index_select(0, self.active)
+        return parameter.detach().index_copy(0, self.active, active)
+
+
+def _bind(args: Any, kwargs: dict[str, Any], names: Sequence[str]) -> list[Any]:
+    named = [kwargs.get(name) for name in names[len(args) :]]
+    return [*args[: len(names)], *named, *args[len(names) :]]
+
+
+def _without(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in kwargs.items() if k not in ("input", "weight", "bias")}
+
+
+def _window(stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Any:
+    return stride, padding, dilation, groups
+
+
+@dataclass
+class ComputedWeight(_Treatment):
+    """Zeros on a weight that is computed from a parameter (weight standardisation).
+
+    ``keep`` are the elements that may be non-zero, by the use of the computed weight. In a matrix
+    product it may be any factor and is known by its shape: there must be no more operands of it
+    than ``counts``, the uses that the analysis saw. In the run of one level nothing is zeroed:
+    parameters of later levels are hidden.
+    """
+
+    runtime: Runtime
+    path: str
+    keep: dict[Use, Tensor]
+    counts: dict[Use, int]
+    operators: str
+    lines: str
+    matched: dict[Use, int] = field(default_factory=dict)
+    functions: ClassVar[frozenset[Any]] = (
+        frozenset(_PLACES)
+        | {torch.matmul, torch.mm, torch.bmm, torch.einsum, torch.addmm, torch.baddbmm}
+        | {Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, Tensor.mm, Tensor.bmm}
+    )
+
+    def wanted(self, module: nn.Module) -> bool:
+        return self.runtime.level is None
+
+    def call(self, module: nn.Module, number: int, func: Any, args: Any, kwargs: Any) -> Any:
+        if number == 0:
+            self.matched = {}
+        placed = func in _PLACES
+        operands = _candidates(func, args, kwargs)
+        uses = {key: self._matching(value, placed) for key, value in operands.items()}
+        found = {key: use for key, use in uses.items() if use is not None}
+        if not found:
+            return func(*args, **kwargs)
+        if len(found) > 1:
+            self._refuse("two operands of a product have the shape of a computed weight")
+        key, use = next(iter(found.items()))
+        self.matched[use] = self.matched.get(use, 0) + 1
+        if not placed and self.matched[use] > self.counts[use]:
+            self._refuse("an operand of a product has the shape of a computed weight by chance")
+        weight, keep = operands[key], self.keep[use]
+        if tuple(weight.shape) != use[1]:  # not the mask's own shape: it is 1 where nothing varies
+            keep = keep.mT
+        masked = torch.where(keep, weight, torch.zeros_like(weight))
+        if isinstance(key, int):
+            return func(*args[:key], masked, *args[key + 1 :], **kwargs)
+        return func(*args, **{**kwargs, key: masked})
+
+    def _matching(self, weight: Any, placed: bool) -> Use | None:
+        if not isinstance(weight, Tensor) or isinstance(weight, nn.Parameter):
+            return None
+        shape = tuple(weight.shape)
+        shapes = (shape, shape[::-1]) if len(shape) == 2 else (shape,)
+        use = next((use for use in ((placed, s) for s in shapes) if use in self.counts), None)
+        return use if use in self.keep else None
+
+    def finish(self, module: nn.Module, calls: int) -> None:
+        if not calls or any(use not in self.matched for use in self.keep):
+            self._refuse("a computed weight was not used by a function that can be given zeros")
+
+    def _refuse(self, fact: str) -> None:
+        raise EnforcementError(
+            fact,
+            place=Place(self.path, self.operators, self.lines),
+            remedy="use it in F.linear or F.conv inside this module, or in a matrix product in "
+            "which nothing else has its shape",
+        )
+
+
+def _candidates(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[int | str, Any]:
+    """The arguments that may be a computed weight, by position or name."""
+    operands: dict[int | str, Any] = dict(enumerate(args[:3]))
+    operands.update(kwargs)
+    if func in _PLACES:
+        return {key: value for key, value in operands.items() if key in (_PLACES[func], "weight")}
+    if func in _ADDING:
+        return {key: value for key, value in operands.items() if key not in (0, "input")}
+    return operands
+
+
+@dataclass
+class RunningStatistics(_Treatment):
+    """Channels of finished tasks keep their running statistics in training, too."""
+
+    runtime: Runtime
+    active: Tensor
+    functions: ClassVar[frozenset[Any]] = frozenset(
+        {F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm}
+    )
+
+    def wanted(self, module: nn.Module) -> bool:
+        return module.training
+
+    def call(self, module: nn.Module, number: int, func: Any, args: Any, kwargs: Any) -> Any:
+        given = _norm_arguments(func, *args, **kwargs)
+        x, mean, var, weight, bias, training, momentum, eps = given
+        if mean is None or not training:
+            return func(*args, **kwargs)
+        kernel = (
+            statistics.batch_norm
+            if func in (F.batch_norm, torch.batch_norm)
+            else statistics.instance_norm
+        )
+        active = self.active[:0] if self.runtime.settled else self.active
+        return kernel(
+            x, mean, var, weight, bias, momentum, eps, active, restrict=self.runtime.restrict
+        )
+
+
+def _norm_arguments(func: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """(x, mean, var, weight, bias, training, momentum, eps) whatever the spelling."""
+    if func in (torch.batch_norm, torch.instance_norm):  # weight and bias come first
+        x, weight, bias, mean, var, training, momentum, eps, *_ = args
+        return x, mean, var, weight, bias, training, momentum, eps
+    names = ("input", "running_mean", "running_var", "weight", "bias")
+    flag = "training" if func is F.batch_norm else "use_input_stats"
+    default: dict[str, Any] = {flag: func is not F.batch_norm, "momentum": 0.1, "eps": 1e-5}
+    order = (*names, flag, "momentum", "eps")
+    given = {**dict.fromkeys(names), **default, **dict(zip(order, args, strict=False)), **kwargs}
+    return tuple(given[name] for name in order)
+
+
+@dataclass
+class LevelNorms(_Treatment):
+    """Layer, RMS and group norms with one set of statistics per level.
+
+    ``tables`` has, for each call of the module, one entry for each norm in it, in order; None:
+    the stock kernel. They are those of the level whose run this is part of, or of no such run.
+    Norms in a module inside that has tables of its own, or is run level by level, do not count.
+    """
+
+    runtime: Runtime
+    path: str
+    tables: dict[int | None, list[list[level_norms.LevelTable | None]]]
+    counter: CallCounter
+    functions: ClassVar[frozenset[Any]] = frozenset(
+        {
+            F.layer_norm,
+            torch.layer_norm,
+            F.rms_norm,
+            torch.rms_norm,
+            F.group_norm,
+            torch.group_norm,
+        }
+    )
+
+    def applies(self) -> bool:
+        return self.runtime.inside == self.path
+
+    def call(self, module: nn.Module, number: int, func: Any, args: Any, kwargs: Any) -> Any:
+        call = self.counter.next() if number == 0 else self.counter.current
+        tables = self.tables[self.runtime.level][call]
+        if number >= len(tables):
+            self.finish(module, number + 1)
+        table = tables[number]
+        if table is None:
+            return func(*args, **kwargs)
+        restrict = self.runtime.restrict
+        if func in (F.rms_norm, torch.rms_norm):
+            return _rms_norm(table, restrict, *args, **kwargs)
+        if func in (F.group_norm, torch.group_norm):
+            return _group_norm(table, restrict, *args, **kwargs)
+        return _layer_norm(table, restrict, *args, **kwargs)
+
+    def finish(self, module: nn.Module, calls: int) -> None:
+        expected = len(self.tables[None][self.counter.current])
+        if calls != expected:
+            raise EnforcementError(
+                f"module '{self.path}' ran {calls} norms where the analysis saw {expected}",
+                place=Place(module=self.path),
+                remedy="convert the model with example inputs of the kind it is used with",
+            )
+
+
+def _layer_norm(
+    table: level_norms.LevelTable,
+    restrict: bool,
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    return level_norms.layer_norm(input, table, weight, bias, eps, restrict=restrict)
+
+
+def _rms_norm(
+    table: level_norms.LevelTable,
+    restrict: bool,
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    return level_norms.rms_norm(input, table, weight, eps, restrict=restrict)
+
+
+def _group_norm(
+    table: level_norms.LevelTable,
+    restrict: bool,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    return level_norms.group_norm(input, num_groups, table, weight, bias, eps, restrict=restrict)

@@ -1,0 +1,290 @@
+"""Blueprint: all that conversion needs from the analysis, as plain data that can be pickled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from ..capture.graph import Capture, operator_name
+from ..couple.nesting import output_leaves
+from ..couple.structure import Group
+from ..errors import HeadError, Place
+from ..propagate.values import compress, core, varies
+from ..report.dependencies import Dependencies
+from .features import check_whole, features
+from .plan import Nested, Plan, layer_of
+
+Array = np.ndarray
+#: What may follow heads whose results go side by side. Not a pooling or an interpolation: their
+#: last bits depend on the number of channels.
+_SIDE_BY_SIDE = {"getitem"} | {
+    f"aten.{name}"
+    for name in "view reshape _unsafe_view flatten squeeze unsqueeze transpose permute contiguous "
+    "clone alias detach dropout add sub mul div neg".split()
+}
+#: The name of a head that the model itself does not have.
+ATTACHED = "attached"
+
+
+@dataclass(frozen=True)
+class HeadPlan:
+    """One output layer, of which every task gets its own.
+
+    ``holder`` is the module replaced; with ``leaf`` it is only that parameter of the module.
+    ``inputs`` are the classes of what the layer reads; ``dim`` is where the classes lie in what
+    it makes (in the parameter, for a leaf). A head that is *attached* reads an output of the
+    model, leaf number ``reads``. ``nested`` is the path of a module around the head that mixes
+    channels, and is therefore run on what the task may see.
+    """
+
+    layer: str
+    holder: str
+    leaf: str | None
+    parameters: tuple[str, ...]
+    size: int
+    inputs: Tensor
+    dim: int
+    reads: int = -1
+    nested: str = ""
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What conversion needs to know of one analysed call; the first six say the same of all calls.
+
+    ``nested`` are the modules that are evaluated level by level, as this call calls them.
+    ``outputs`` are the leaves of the model's output: the classes in each, None for none.
+
+    ``split`` gives for each of them the dimension along which a head's classes lie, and that
+    head's layer; None: no head is in it. ``joint``: one pass of the body can answer for several
+    tasks. ``looks``: Python code looks at data on the way, so that a signature alone does not tell
+    the path.
+    """
+
+    plan: Plan
+    groups: tuple[Group, ...]
+    heads: tuple[HeadPlan, ...]
+    outside: Array
+    locked: Array
+    nested: tuple[Nested, ...]
+    outputs: tuple[Tensor | None, ...]
+    split: tuple[tuple[int, str] | None, ...]
+    joint: bool
+    constants: tuple[str, ...]
+    aliases: dict[str, str]
+    modules: dict[str, tuple[Tensor | None, ...]]
+    operators: tuple[str, ...]
+    looks: bool
+
+    def __deepcopy__(self, memo: Any) -> Blueprint:
+        return self  # immutable: copies of a network share it
+
+
+def blueprints(model: nn.Module, deps: Dependencies) -> tuple[Blueprint, ...]:
+    """Read a blueprint for each of the analysed calls off an analysis.
+
+    Raises:
+        HeadError: the model has no output layer and nothing a head could be attached to.
+    """
+    heads = _heads(model, deps)
+    examples = range(len(deps.capture.roots))
+    if heads:
+        return tuple(_blueprint(deps, heads, example) for example in examples)
+    first = _attached(deps)
+    return tuple(_blueprint(deps, (_same_leaf(first, deps, e),), e) for e in examples)
+
+
+def _blueprint(deps: Dependencies, heads: tuple[HeadPlan, ...], example: int) -> Blueprint:
+    plan, capture = deps.plan, deps.capture
+    classes = deps.values
+    of = lambda node: classes.get(node.name)  # noqa: E731
+    leaves = output_leaves(plan.outputs[example])
+    split = tuple(_split(leaf, heads, plan) for leaf in leaves)
+    structure = deps._structure
+    nested = (each.within(example) for each in plan.nested)
+    return Blueprint(
+        plan=plan,
+        groups=deps.groups,
+        heads=heads,
+        outside=structure.outside,
+        locked=structure.locked_classes,
+        nested=tuple(each for each in nested if each.calls),
+        outputs=tuple(leaves),
+        split=split,
+        joint=_joint(heads, split, deps, example),
+        constants=_constants(capture, plan),
+        aliases=dict(capture.aliases),
+        modules={
+            call.path: tuple(
+                of(leaf) if isinstance(leaf, fx.Node) else None
+                for leaf in pytree.tree_leaves(call.outputs)
+            )
+            for call in reversed(capture.calls.values())
+            if capture.example_of(call.scope) == example
+        },
+        operators=tuple(f"{node.op} {node.target}" for node in capture.graph.nodes),
+        looks=capture.way == "real",
+    )
+
+
+def _constants(capture: Capture, plan: Plan) -> tuple[str, ...]:
+    """Buffers that follow no channel: frozen with the first task.
+
+    Whether an output reads them is not known, for what is computed from constants alone is
+    not in the graph; only a batch norm's counter surely plays no part in eval mode.
+    """
+    return tuple(
+        name
+        for name in capture.buffers
+        if name not in plan.buffers and not name.endswith("num_batches_tracked")
+    )
+
+
+# -- heads -------------------------------------------------------------------------------------
+
+
+def _heads(model: nn.Module, deps: Dependencies) -> tuple[HeadPlan, ...]:
+    result = []
+    check_whole(deps)
+    for head in deps.heads:
+        holder = head.layer if head.layer not in head.parameters else ""
+        own = {name for name, _ in model.get_submodule(holder).named_parameters(holder)}
+        if holder and own <= set(head.parameters):
+            result.append(_module_head(deps, holder, head.parameters, head.size))
+        else:
+            result += [_parameter_head(deps, name) for name in head.parameters]
+    return tuple(result)
+
+
+def _module_head(deps: Dependencies, path: str, parameters: tuple[str, ...], size: int) -> HeadPlan:
+    calls = [call for call in deps.capture.calls.values() if call.path == path]
+    given = [_nodes((call.args, call.kwargs)) for call in calls]
+    inputs = [compress(deps.values[node.name]) for nodes in given for node in nodes]
+    outputs = [deps.values[node.name] for call in calls for node in _nodes(call.outputs)]
+    if (
+        not outputs
+        or any(len(nodes) != 1 for nodes in given)
+        or any(not _same_channels(classes, inputs[0]) for classes in inputs)
+    ):
+        raise HeadError(
+            "the output layer is called on different features, or not as a module",
+            place=Place(module=path),
+            remedy="give the model one output layer that is called once",
+        )
+    dims = varies(outputs[0])
+    rows = {deps.plan.parameters[name].owner.shape[:1] for name in parameters}
+    if len(rows) == 1:  # the size of a layer, also when what follows ties its classes together
+        (size,) = rows.pop() or (size,)
+    dim = dims[-1] if dims else -1
+    around = [n.module for n in deps.plan.nested if path.startswith(f"{n.module}.")]
+    nested = around[0] if around else ""
+    return HeadPlan(path, path, None, parameters, size, inputs[0], dim, nested=nested)
+
+
+def _same_channels(left: Tensor, right: Tensor) -> bool:
+    """Are the classes the same, whatever the sizes are along which none varies?"""
+    left, right = core(compress(left)), core(compress(right))
+    return left.shape == right.shape and torch.equal(left, right)
+
+
+def _same_leaf(head: HeadPlan, deps: Dependencies, example: int) -> HeadPlan:
+    """An attached head in another analysed call: it reads the output of the same name.
+
+    Raises:
+        HeadError: there is none, or it has other channels.
+    """
+    paths = [
+        [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(outputs)[0]]
+        for outputs in (deps.plan.outputs[0], deps.plan.outputs[example])
+    ]
+    name = paths[0][head.reads]
+    leaves = output_leaves(deps.plan.outputs[example])
+    found = leaves[paths[1].index(name)] if name in paths[1] else None
+    if found is None or not _same_channels(found, head.inputs):
+        raise HeadError(
+            f"the heads read the model's output{name}, which this call does not return alike",
+            remedy="call the model with the arguments that it was converted with",
+        )
+    return replace(head, reads=paths[1].index(name))
+
+
+def _parameter_head(deps: Dependencies, name: str) -> HeadPlan:
+    """A parameter that the model's own code uses to make the output."""
+    holder, _, leaf = name.rpartition(".")
+    entry = deps.plan.parameters[name]
+    dims = varies(entry.owner)
+    size = entry.owner.shape[dims[0]] if dims else 1
+    if entry.owner.dim() == 1:  # also when the weight ties its elements together
+        (size,) = entry.owner.shape
+    reads = [read for read in entry.reads if not read.transformed]
+    columns = reads[0].columns if reads else torch.zeros((), dtype=torch.int64)
+    dim = dims[0] if len(dims) == 1 else -1
+    return HeadPlan(layer_of(name), holder, leaf, (name,), size, columns, dim)
+
+
+def _attached(deps: Dependencies) -> HeadPlan:
+    """A linear layer on the model's features, for a model that has no output layer."""
+    found = features(deps)
+    return HeadPlan(ATTACHED, "", None, (), 0, found.classes, found.dim, found.number)
+
+
+def _nodes(structure: Any) -> list[fx.Node]:
+    return [leaf for leaf in pytree.tree_leaves(structure) if isinstance(leaf, fx.Node)]
+
+
+# -- outputs -----------------------------------------------------------------------------------
+
+
+def _split(leaf: Tensor | None, heads: tuple[HeadPlan, ...], plan: Plan) -> tuple[int, str] | None:
+    """Where a head's classes lie in an output, one beside the other, and which head's."""
+    dims = [] if leaf is None else varies(leaf)
+    if leaf is None or len(dims) != 1 or core(leaf).unique().numel() != leaf.shape[dims[0]]:
+        return None
+    for head in heads:
+        if head.parameters:
+            own = torch.cat([core(plan.parameters[n].owner).reshape(-1) for n in head.parameters])
+            if bool(torch.isin(core(leaf), own).all()):
+                return dims[0], head.layer
+    return None
+
+
+def _joint(
+    heads: tuple[HeadPlan, ...],
+    split: tuple[tuple[int, str] | None, ...],
+    deps: Dependencies,
+    example: int,
+) -> bool:
+    """Can several heads' results go side by side through what follows the heads?
+
+    Only through operators that leave each class to itself, and its bits as they are.
+    """
+    if heads[0].layer == ATTACHED:
+        return True
+    if any(head.leaf is not None or head.dim < 0 or head.nested for head in heads):
+        return False
+    paths = {head.holder for head in heads}
+    calls = [
+        call
+        for call in deps.capture.calls.values()
+        if call.path in paths and deps.capture.example_of(call.scope) == example
+    ]
+    after = {node for call in calls for node in _nodes(call.outputs)}
+    for node in deps.capture.graph.nodes:
+        if node in after or not after.intersection(node.all_input_nodes):
+            continue
+        if node.op == "output":
+            break
+        if operator_name(node) not in _SIDE_BY_SIDE:
+            return False
+        after.add(node)
+    outputs = pytree.tree_leaves(deps.capture.outputs[example])
+    return all(
+        where is not None or node not in after
+        for node, where in zip(outputs, split, strict=True)
+        if isinstance(node, fx.Node)
+    )

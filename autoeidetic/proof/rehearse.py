@@ -1,0 +1,247 @@
+"""Rehearse: the life of two tasks on a copy of the network, before anything is trained.
+
+What the analysis cannot see (code that asks for the type of a module, state outside of parameters
+and buffers, weights that a model writes itself) shows here, and not when a task has been learned.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from tqdm import tqdm
+
+from ..common.bits import different
+from ..common.generators import seed_generators, untouched_generators
+from ..common.inputs import CallInputs
+from ..enforce.guard import original_class
+from ..errors import AutoeideticError, EnforcementError, Place, RehearsalWarning
+from ..tasks.network import Task
+from ..tasks.pruning.choose import choose
+from .verify import Record, compare, first_moved, outputs, record, scramble
+
+if TYPE_CHECKING:
+    from ..net import EideticNet
+
+_PASSES = 4
+_SEEDS = range(3)  # the next one when the units that are kept answer all inputs alike
+
+
+def rehearse(net: EideticNet) -> None:
+    """Go through two tasks on a copy; the network, its modes and random numbers stay untouched.
+
+    Raises:
+        EnforcementError: an answer of the first task changed after it was finished.
+    """
+    if any(parameter.is_meta for parameter in net.backbone.parameters()):
+        return  # there are no values to compute with
+    with untouched_generators(), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of the model were given by the analysis
+        try:
+            total = _PASSES * len(net.examples)
+            with tqdm(total=total, desc="rehearsal", delay=5, leave=False, disable=None) as bar:
+                for example in net.examples:
+                    for seed in _SEEDS:
+                        if _rehearse(lambda: _copy(net, bar), example, seed):
+                            break
+            return
+        except AutoeideticError as error:
+            raise type(error)(
+                f"the model cannot be converted: in a rehearsal before any training, {error.fact}",
+                place=error.place,
+                remedy=f"{error.remedy}; rehearse=False converts it without a guarantee",
+            ) from error
+        except Exception as error:  # whatever a model raises on numbers that are not its own
+            cause = f"{type(error).__name__}: {error}"
+    warnings.warn(
+        f"the conversion could not be rehearsed: {cause}\n  remedy: pass example_inputs that the "
+        "model can be run with in eval mode, or rehearse=False and call net.verify(x) after the "
+        "first task",
+        RehearsalWarning,
+        stacklevel=3,
+    )
+
+
+def _copy(net: EideticNet, bar: tqdm[NoReturn]) -> EideticNet:
+    """One that tells of its passes."""
+
+    def passed(*_: object) -> None:
+        bar.update()
+
+    made = copy.deepcopy(net)
+    made.register_forward_hook(passed)
+    return made
+
+
+def _rehearse(copied: Callable[[], EideticNet], example: CallInputs, seed: int) -> bool:
+    """Has it shown anything? Small networks may keep nothing but units that are always zero."""
+    net = copied()
+    inputs = _begin(net, example, seed)
+    reference = _answer(net, inputs)
+    if seed != _SEEDS[-1] and _vary((inputs.args, inputs.kwargs)) and not _vary(reference):
+        return False
+    for step in _life(net, inputs):
+        answer = _answer(net, inputs)
+        elements, changed, _ = compare(reference, answer)
+        if not changed:
+            continue
+        if compare(answer, _answer(net, inputs))[1]:
+            raise RuntimeError("the model answers the same inputs differently each time")
+        where = _first_output(net, inputs, reference, answer)
+        path, what = _culprit(copied(), example, seed, step)
+        raise EnforcementError(
+            f"{changed} of {elements} outputs of a task changed {step}, the first in {where}: "
+            f"{what}",
+            place=Place(module=path),
+            remedy="what the analysis cannot see is listed in docs/guarantee-and-limits.md: mostly "
+            "numbers that change in training and are no buffer (register_buffer makes them one), "
+            "code that asks for type(module), or weights that the model writes itself",
+        )
+    return True
+
+
+def _begin(net: EideticNet, example: CallInputs, seed: int) -> CallInputs:
+    """Up to the end of the first task's training; gives the inputs."""
+    seed_generators(seed)
+    inputs = _copied(example, lambda given: _numbers(given, net))
+    net.eval()
+    _shake(net)
+    _open_task(net)
+    _give_up_half(net)
+    return inputs
+
+
+def _first_output(
+    net: EideticNet, inputs: CallInputs, before: list[Tensor], after: list[Tensor]
+) -> str:
+    """The place in the output's structure of the first tensor that differs."""
+    own = _copied(inputs, Tensor.clone)
+    leaves = pytree.tree_flatten_with_path(net(*own.args, task=0, **own.kwargs))[0]
+    paths = [path for path, leaf in leaves if isinstance(leaf, Tensor)]
+    number = next(n for n, pair in enumerate(zip(before, after, strict=True)) if _differ(*pair))
+    return f"output{pytree.keystr(paths[number])}" if paths[number] else "its only output"
+
+
+def _culprit(net: EideticNet, example: CallInputs, seed: int, until: str) -> tuple[str, str]:
+    """The module that moved first, and what there is to say about it.
+
+    Goes through the same life once more, and looks at every module and every frozen value.
+    """
+    inputs = _begin(net, example, seed)
+    outputs, values = _look(net, inputs)
+    for step in _life(net, inputs):
+        if step != until:
+            continue
+        outputs_now, values_now = _look(net, inputs)
+        for name, value in values_now.items():
+            if bool((different(value, values[name]) & _first_tasks(net, name)).any()):
+                return name.rpartition(".")[0], f"the frozen values of '{name}' moved"
+        path = first_moved(net, outputs, outputs_now, last=0)
+        if path is not None:
+            return path, f"module '{path}' is the first whose frozen channels moved"
+    kind = original_class(net.backbone).__name__
+    return "", f"no module inside {kind} moved, so its own forward makes the difference"
+
+
+def _look(net: EideticNet, inputs: CallInputs) -> tuple[Record, dict[str, Tensor]]:
+    """What every module returns for task 0, and copies of what the plan divides."""
+    seed_generators(0)
+    own = _copied(inputs, Tensor.clone)
+    outputs = record(net, own.args, own.kwargs)
+    divided = [n for n, e in net.blueprint.plan.parameters.items() if e.used and not e.head]
+    names = [*divided, *net.blueprint.plan.buffers]
+    slots = {name: net._slots[f"backbone.{name}"] for name in names}
+    return outputs, {name: home[leaf].detach().clone() for name, (home, leaf) in slots.items()}
+
+
+def _first_tasks(net: EideticNet, name: str) -> Tensor:
+    """Which elements of a parameter or a buffer belong to task 0."""
+    plan = net.blueprint.plan
+    classes = plan.buffers[name] if name in plan.buffers else plan.parameters[name].owner
+    home, leaf = net._slots[f"backbone.{name}"]
+    return (net.owners.level_of(classes) == 0).to(home[leaf].device)
+
+
+def _differ(before: Tensor, after: Tensor) -> bool:
+    return bool(different(before, after).any())
+
+
+def _vary(tree: Any) -> bool:
+    """Do the samples in a batch differ?"""
+    leaves = [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor) and x.dim()]
+    return any(bool((leaf != leaf[:1]).any()) for leaf in leaves)
+
+
+def _life(net: EideticNet, inputs: CallInputs) -> Iterator[str]:
+    """From the end of a task to the end of the next one; says what has happened."""
+    net.train()
+    net._freeze()
+    _open_task(net)
+    _pass_in_training(net, inputs)
+    net.eval()
+    scramble(net, torch.Generator().manual_seed(0))
+    yield "while the next one was in training"
+    _give_up_half(net)
+    net._freeze()
+    yield "when the next one was finished"
+
+
+def _pass_in_training(net: EideticNet, inputs: CallInputs) -> None:
+    own = _copied(inputs, Tensor.clone)
+    try:
+        net(*own.args, **own.kwargs)
+    except AutoeideticError:
+        raise
+    except Exception:  # batch norms refuse single values, detectors want targets
+        pass
+
+
+def _open_task(net: EideticNet) -> None:
+    """As ``prepare_for_task`` does it, without what is needed to go back to the start."""
+    index = len(net._tasks)
+    classes = {head.layer: head.size or 2 for head in net.blueprint.heads}
+    task = Task(index, f"task {index}", classes, finished=False, seed=0)
+    net._tasks.append(task)
+    net._start(net._new_heads(task), fresh=False)
+
+
+def _give_up_half(net: EideticNet) -> None:
+    """As ``prune`` does it, any half."""
+    scores = np.random.random(net.blueprint.plan.classes + 1)
+    net._give_up(choose(net.blueprint, net.owners, scores, 0.5))
+
+
+def _answer(net: EideticNet, inputs: CallInputs) -> list[Tensor]:
+    """Task 0 in eval mode; where a model is random even then, with the same numbers each time."""
+    seed_generators(0)
+    own = _copied(inputs, Tensor.clone)  # a model may write into them
+    return outputs(net, 0, own.args, own.kwargs)
+
+
+def _copied(inputs: CallInputs, copy_of: Callable[[Tensor], Tensor]) -> CallInputs:
+    return CallInputs(*pytree.tree_map_only(Tensor, copy_of, (inputs.args, inputs.kwargs)))
+
+
+def _numbers(example: Tensor, net: EideticNet) -> Tensor:
+    """Examples of which only the shape is known get random values."""
+    if not example.is_meta:
+        return example
+    device = next(net.backbone.parameters()).device
+    made = torch.empty(example.shape, dtype=example.dtype, device=device)
+    return made.normal_() if made.is_floating_point() else made.zero_()
+
+
+def _shake(net: EideticNet) -> None:
+    """No ones, no zeros: they would hide what leaks. Weights that are random already stay."""
+    for name, tensor in net._trained().items():
+        if not tensor.numel():
+            continue
+        if tensor.dim() < 2 or bool((tensor == tensor.flatten()[0]).all()):
+            noise = 0.1 * torch.randn(tensor.shape, dtype=torch.float32).to(tensor)
+            tensor.add_(noise.abs() if name.endswith("running_var") else noise)

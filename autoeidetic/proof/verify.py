@@ -1,0 +1,272 @@
+"""Verify: the oracle that ships. Scramble all that is free; no bit of a finished task may move."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..common.bits import different, finite
+from ..common.generators import seed_generators, untouched_generators
+from ..errors import EnforcementError, TaskError
+from . import recheck
+
+if TYPE_CHECKING:
+    from ..net import EideticNet
+
+
+#: The tensors that each module has returned, by path.
+Record = dict[str, list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What scrambling did to one task's outputs.
+
+    ``nans`` of them are not a number although the inputs are finite. ``sealed``: is the task what
+    it was when it was finished? None where that cannot be told; ``note`` says why.
+    """
+
+    task: int
+    name: str
+    elements: int
+    changed: int
+    largest: float
+    nans: int = 0
+    sealed: bool | None = None
+    note: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.changed == 0 and self.nans == 0 and self.sealed is not False
+
+    def __str__(self) -> str:
+        text = f"{self.name}: {self.changed} of {self.elements} outputs changed"
+        if self.changed:
+            text += f", by up to {self.largest:.3g}"
+        if self.nans:
+            text += f"; {self.nans} are NaN, though the inputs are finite"
+        if self.sealed is False:
+            text += f"; {self.note}"
+        elif self.note:
+            text += f" (not compared with its seal: {self.note})"
+        return text
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The verdicts on all finished tasks.
+
+    ``moved`` names the first layer, in the order of the forward pass, of which channels that a
+    finished task owns changed. ``random``: the model answers the same inputs differently each
+    time, so that its tasks were compared with the same random numbers for every answer.
+    """
+
+    rounds: int
+    tasks: tuple[Verdict, ...]
+    moved: str | None
+    random: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return not self.random and all(verdict.ok for verdict in self.tasks)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "ok": self.ok}
+
+    def __str__(self) -> str:
+        lines = [str(verdict) for verdict in self.tasks]
+        if self.moved is not None:
+            lines.append(f"the first layer whose frozen channels moved: {self.moved}")
+        return "\n".join([*lines, f"{self._verdict()} in {self.rounds} rounds"])
+
+    def _verdict(self) -> str:
+        if any(verdict.changed or verdict.sealed is False for verdict in self.tasks):
+            return "FINISHED TASKS HAVE CHANGED"
+        if any(verdict.nans for verdict in self.tasks):
+            return "nothing moved, but FINISHED TASKS ANSWER NaN"
+        if self.random:
+            return (
+                "the model is random in eval mode: it answers the same inputs differently each "
+                "time, which no conversion can change; with the same random numbers nothing moved"
+            )
+        return "nothing moved"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def verify(net: EideticNet, args: Any, kwargs: Any, *, rounds: int, seed: int) -> Verification:
+    """See :meth:`autoeidetic.EideticNet.verify`."""
+    finished = [task for task in net.tasks if task.finished]
+    if not finished:
+        raise TaskError(
+            "no task is finished, so there is nothing to verify",
+            remedy="train a task and call finish_task() first",
+        )
+    net.pins.impose()
+    generator = torch.Generator().manual_seed(seed)
+    moved = None
+
+    def ask(seeded: bool = True) -> list[list[Tensor]]:
+        if seeded:  # a model may be random in eval mode as well
+            seed_generators(seed)
+        return [outputs(net, task.index, args, kwargs) for task in finished]
+
+    with _as_it_was(net) as kept, torch.no_grad(), untouched_generators():
+        net.eval()
+        random = any(compare(a, b)[1] for a, b in zip(ask(False), ask(False), strict=True))
+        before = ask()
+        if random and any(compare(a, b)[1] for a, b in zip(before, ask(), strict=True)):
+            raise EnforcementError(
+                "the model is random in eval mode, and not by the generators of torch, NumPy or "
+                "Python: it answers the same inputs differently each time",
+                remedy="nothing can be compared bit for bit; take the randomness out of the model",
+            )
+        worst = [compare(answer, answer) for answer in before]
+        for _ in range(rounds):
+            scramble(net, generator)
+            found = [compare(a, b) for a, b in zip(before, ask(), strict=True)]
+            worst = [max(pair, key=lambda c: c[1]) for pair in zip(worst, found, strict=True)]
+            if moved is None and any(changed for _, changed, _ in found):
+                moved = _first_moved(net, kept, args, kwargs)
+            _put_back(net, kept)
+        nans = [_nans(answer) if finite((args, kwargs)) else 0 for answer in before]
+    verdicts = tuple(
+        Verdict(task.index, task.name, *counts, nan, *recheck.with_seal(net, task))
+        for task, counts, nan in zip(finished, worst, nans, strict=True)
+    )
+    return Verification(rounds, verdicts, moved, random)
+
+
+def _nans(answer: list[Tensor]) -> int:
+    return sum(int(tensor.isnan().sum()) for tensor in answer)
+
+
+def outputs(net: EideticNet, task: int, args: Any, kwargs: Any) -> list[Tensor]:
+    """What a task answers, tensor by tensor."""
+    output = net(*args, task=task, **kwargs)
+    return [leaf.clone() for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+
+
+def compare(before: list[Tensor], after: list[Tensor]) -> tuple[int, int, float]:
+    """(elements, elements that differ, the largest difference)."""
+    elements = changed = 0
+    largest = 0.0
+    for a, b in zip(before, after, strict=True):
+        differs = different(a, b)
+        elements += a.numel()
+        changed += int(differs.sum())
+        if bool(differs.any()):
+            distance = (a.double() - b.double())[differs].abs().nan_to_num(nan=float("inf"))
+            largest = max(largest, float(distance.max()))
+    return elements, changed, largest
+
+
+@contextmanager
+def _as_it_was(net: EideticNet) -> Iterator[dict[str, Tensor]]:
+    """Modes and values as they were, whatever happens inside; gives the values."""
+    modes = {module: module.training for module in net.modules()}
+    state = _copy(net)
+    try:
+        yield state
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        _put_back(net, state)
+
+
+def _copy(net: EideticNet) -> dict[str, Tensor]:
+    return {name: home[leaf].detach().clone() for name, (home, leaf) in net._slots.items()}
+
+
+@torch.no_grad()
+def _put_back(net: EideticNet, state: dict[str, Tensor]) -> None:
+    for name, value in state.items():
+        home, leaf = net._slots[name]
+        home[leaf].detach().copy_(value)
+
+
+def scramble(net: EideticNet, generator: torch.Generator) -> None:
+    """Random values for everything that belongs to no finished task."""
+    finished = {f"heads.{task.index}." for task in net.tasks if task.finished}
+    kept = set(net._own_heads())
+    parameters = net.blueprint.plan.parameters.items()
+    idle = {name for name, entry in parameters if entry.head and name not in kept}
+    free = net.free
+    for name, (home, leaf) in net._slots.items():
+        tensor = home[leaf]
+        if not tensor.is_floating_point() or any(name.startswith(p) for p in finished):
+            continue
+        noise = torch.randn(tensor.shape, generator=generator).to(tensor) * _spread(tensor)
+        if leaf == "running_var":
+            noise = noise.abs() + 0.1
+        if not name.startswith("backbone.") or name.removeprefix("backbone.") in idle:
+            tensor.copy_(noise)
+        else:
+            free.write(name.removeprefix("backbone."), noise)
+
+
+def _spread(tensor: Tensor) -> float:
+    """How large random values may be that a deep network can still be computed with."""
+    own = float(tensor.float().std()) if tensor.numel() > 1 else 0.0
+    if tensor.dim() < 2:
+        return 2 * max(own, 0.25)
+    inputs = math.prod(tensor.shape[1:])
+    return max(own, (inputs or 1) ** -0.5)
+
+
+def _first_moved(net: EideticNet, kept: dict[str, Tensor], args: Any, kwargs: Any) -> str | None:
+    """The first module, in order of calls, of which frozen channels differ from before.
+
+    The values that were kept are back in place afterwards.
+    """
+    scrambled = record(net, args, kwargs)
+    _put_back(net, kept)
+    last = max(task.index for task in net.tasks if task.finished)
+    return first_moved(net, record(net, args, kwargs), scrambled, last)
+
+
+def first_moved(net: EideticNet, before: Record, after: Record, last: int) -> str | None:
+    """The first module of which two passes differ in channels of tasks up to ``last``."""
+    for path, values in before.items():
+        now = after.get(path, values)
+        for a, b, classes in zip(values, now, net.blueprint.modules[path], strict=True):
+            if classes is None or a.shape[1:] != classes.shape[1:] or 0 in classes.shape:
+                continue  # other shapes than those that were analysed: one layer less to name
+            level = net.owners.level_of(classes)
+            frozen = ((level <= last) & (level >= 0)).expand(classes.shape)
+            mine = frozen[:1].expand(a.shape) if a.dim() else frozen
+            if bool((different(a, b) & mine.to(a.device)).any()):
+                return path or type(net.backbone).__name__
+    return None
+
+
+def record(net: EideticNet, args: Any, kwargs: Any) -> Record:
+    """What every module returns when task 0 is asked, inner ones before outer ones."""
+    seen: Record = {}
+    hooks = []
+    for path, module in net.backbone.named_modules():
+        if path in net.blueprint.modules:
+
+            def note(_: Any, __: Any, output: Any, path: str = path) -> None:
+                leaves = pytree.tree_leaves(output)
+                if len(leaves) == len(net.blueprint.modules[path]):
+                    seen.setdefault(
+                        path, [x.clone() if isinstance(x, Tensor) else x for x in leaves]
+                    )
+
+            hooks.append(module.register_forward_hook(note))
+    try:
+        net(*args, task=0, **kwargs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen

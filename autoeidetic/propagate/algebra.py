@@ -1,0 +1,225 @@
+"""The algebra of tags: the few operations from which every rule is made.
+
+A rule receives this as its first argument. Each operation takes and returns ``Value``s and
+writes what it learns (units, couplings, owners of parameter elements, reads through weights)
+into the tables of the analysis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .parameter_channels import Ownership
+from .tags import narrow
+from .values import ZERO, ParameterView, Value, array, compress, constant, core, varies, vector
+
+
+@dataclass
+class Algebra(Ownership):
+    """Tables of one analysis, and the operations on values."""
+
+    def result(self, tags: Tensor, shape: Sequence[int] | None = None) -> Value:
+        shape = self.shape if shape is None else tuple(shape)
+        return Value(shape, tags if tuple(tags.shape) == shape else tags.expand(shape))
+
+    def constant(self, shape: Sequence[int] | None = None) -> Value:
+        return constant(self.shape if shape is None else tuple(shape))
+
+    def move(self, value: Value, function: Callable[[Tensor], Tensor]) -> Value:
+        """Data movement: what happens to the elements happens to their tags."""
+        view = value.parameter
+        if view is not None:
+            view = replace(
+                view,
+                coords=tuple(
+                    None if c is None else compress(function(c)) for c in view.coordinates()
+                ),
+            )
+        tags = None if value.tags is None else compress(function(value.tags))
+        moved = function(ZERO.expand(value.shape)) if tags is None else tags
+        return Value(tuple(moved.shape), tags, view)
+
+    def pointwise(self, *values: Any, shape: Sequence[int] | None = None) -> Value:
+        """Element by element: one-to-one joins, one against many is required by the many."""
+        shape = self.shape if shape is None else tuple(shape)
+        operands = [v for v in values if isinstance(v, Value)]
+        parameters = [v for v in operands if v.parameter is not None]
+        if parameters and all(v.parameter is not None or v.is_constant for v in operands):
+            return self._pointwise_parameters(parameters, shape)
+        tags: Tensor | None = None
+        waiting = []
+        for value in operands:
+            if value.tags is None and self.shows_new(value.parameter):  # type: ignore[arg-type]
+                waiting.append(value)
+                continue
+            other = self.tags(value)
+            tags = other.expand(shape) if tags is None else self.combine(tags, other, shape)
+        assert tags is not None
+        for value in waiting:
+            self.adopt(value, tags, shape)
+            self.role(value, "free")
+            tags = self.combine(tags, self.tags(value), shape)
+        return Value(shape, tags)
+
+    def _pointwise_parameters(self, values: list[Value], shape: tuple[int, ...]) -> Value:
+        """Parameters among themselves: the result is still a weight, but a transformed one."""
+        largest = max(values, key=lambda v: math.prod(v.shape))
+        view = largest.parameter
+        assert view is not None
+        names = {v.parameter.name for v in values if v.parameter is not None}
+        coords = _expanded(view, shape)
+        if len(names) == 1 and all(v.tags is None for v in values):
+            for value in values:
+                assert value.parameter is not None
+                coords = tuple(map(_same_or_all, coords, _expanded(value.parameter, shape)))
+            return Value(shape, None, replace(view, coords=coords, transformed=True))
+        tags = self.tags(largest).expand(shape)
+        for value in values:
+            if value is not largest:
+                if value.tags is None and not self.is_assigned(value.parameter):  # type: ignore[arg-type]
+                    self.adopt(value, tags, shape)
+                    self.role(value, "free")
+                tags = self.combine(tags, self.tags(value), shape)
+        return Value(shape, tags, replace(view, coords=coords, transformed=True))
+
+    def scale(self, value: Value, parameter: Value | None, dim: int) -> Value:
+        """A one-dimensional parameter applied along ``dim``: a bias, a norm's weight."""
+        if parameter is None:
+            return value
+        tags = self.tags(value)
+        view = parameter.parameter
+        fresh = (
+            parameter.tags is None
+            and view is not None
+            and view.coords is None
+            and not self.is_assigned(view)
+        )
+        dim = dim % tags.dim()
+        if fresh and all(d == dim for d in varies(tags)):
+            units = core(tags).reshape(-1).expand(parameter.shape)
+            if bool((units == 0).any()):
+                units = units.clone()
+                blank = units == 0
+                units[blank] = torch.from_numpy(self.units.new(int(blank.sum())))
+                tags = vector(units.numpy(), dim, value.shape)
+            self.owners[view.name] = units  # type: ignore[union-attr]
+            return Value(value.shape, tags)
+        view_shape = [1] * tags.dim()
+        view_shape[dim] = -1
+        moved = self.move(parameter, lambda t: t.reshape(view_shape))
+        return self.pointwise(Value(value.shape, tags), moved, shape=value.shape)
+
+    def as_weight(self, value: Value) -> Value:
+        """What a layer takes as its weight, if need be as one computed from its own parameters.
+
+        Whatever mixes the elements of a weight on the way (a spectral norm) mixes no inputs of
+        the layer: these are still kept out with zeros, on the computed weight.
+        """
+        if value.parameter is not None or not value.source:
+            return value
+        shape = self.parameter_shapes[value.source]
+        view = ParameterView(value.source, shape, (None,) * len(shape), transformed=True)
+        return replace(value, parameter=view)
+
+    def reduce(
+        self, value: Value, dims: Sequence[int] | None, keepdim: bool = False, how: str = "auto"
+    ) -> Value:
+        """Sum, mean, max ... over dimensions: mixes the units along them.
+
+        ``how``: ``auto`` decides between the others; ``join`` makes them one class; ``soft``
+        derives a unit whose edges are dropped when the place is evaluated level by level;
+        ``hard`` derives a unit that requires them all, always.
+        """
+        rank = len(value.shape)
+        over = list(range(rank)) if not dims else sorted({d % rank for d in dims})
+        if not rank:
+            over = []
+        if value.parameter is not None and value.tags is None:
+            return self._reduce_parameter(value, over, keepdim)
+        tags = self.reduce_tags(self.tags(value), over, how)
+        if not keepdim:
+            tags = tags.reshape([n for d, n in enumerate(tags.shape) if d not in over])
+        return Value(tuple(tags.shape), tags)
+
+    def _reduce_parameter(self, value: Value, over: list[int], keepdim: bool) -> Value:
+        mixed = self._collapse(value, over).parameter
+        assert mixed is not None
+        assert mixed.coords is not None
+        shape = [1 if d in over else n for d, n in enumerate(value.shape)]
+        coords = [None if c is None else narrow(c, over) for c in mixed.coords]
+        if not keepdim:
+            shape = [n for d, n in enumerate(value.shape) if d not in over]
+            coords = [None if c is None else c.reshape(shape) for c in coords]
+        return Value(tuple(shape), None, replace(mixed, coords=tuple(coords)))
+
+    def _collapse(self, value: Value, over: Sequence[int]) -> Value:
+        """A parameter mixed along some dimensions of its present shape."""
+        view = value.parameter
+        assert view is not None
+        coords = tuple(
+            None if c is None or set(varies(c)) & set(over) else c for c in view.coordinates()
+        )
+        return Value(value.shape, None, replace(view, coords=coords, transformed=True))
+
+    def mix(self, value: Value, dims: Sequence[int], how: str = "auto") -> Value:
+        """Every element along ``dims`` depends on all of them: softmax, norms, cumsum, ..."""
+        rank = len(value.shape)
+        over = [d % rank for d in dims] if rank else []
+        if value.parameter is not None and value.tags is None:
+            return self._collapse(value, over)
+        tags = self.tags(value)
+        if not set(varies(tags)) & set(over):
+            return replace(value, const=None, buffer="")
+        return Value(
+            value.shape, self.combine(tags, self.reduce_tags(tags, over, how), value.shape)
+        )
+
+    def mix_everything(self, values: Sequence[Any]) -> Tensor:
+        """A single tag that requires every unit in the values: always sound, never fine."""
+        found = [np.zeros(1, np.int64)]
+        for value in values:
+            if isinstance(value, Value):
+                tags = self.tags(value)
+                found.append(np.unique(self.units.find(array(tags))))
+        row = np.unique(np.concatenate(found))[None]
+        return torch.from_numpy(self._mix_rows(row, "hard"))[0]
+
+    def resample(self, value: Value, space: int, shape: Sequence[int] | None = None) -> Value:
+        """Pooling and interpolation: the last ``space`` dimensions are mixed and resized."""
+        rank = len(value.shape)
+        over = list(range(rank - space, rank))
+        reduced = self.reduce(value, over, keepdim=True)
+        shape = self.shape if shape is None else tuple(shape)
+        if reduced.tags is None:
+            return self.move(reduced, lambda t: t.expand(shape))
+        return Value(shape, reduced.tags.expand(shape))
+
+    def contract(
+        self, left: Value, right: Value, over_left: int, over_right: int
+    ) -> tuple[Tensor, Tensor]:
+        """Both operands with the contracted dimension mixed down to size 1."""
+        return (
+            self.reduce_tags(self.tags(left), [over_left % len(left.shape)], "hard"),
+            self.reduce_tags(self.tags(right), [over_right % len(right.shape)], "hard"),
+        )
+
+
+Coordinates = tuple[Tensor | None, ...]
+
+
+def _expanded(view: ParameterView, shape: tuple[int, ...]) -> Coordinates:
+    return tuple(None if c is None else c.expand(shape) for c in view.coordinates())
+
+
+def _same_or_all(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+    """Where two views of one parameter differ, an element depends on more than one position."""
+    if left is None or right is None or not torch.equal(left, right):
+        return None
+    return left

@@ -1,0 +1,323 @@
+"""Propagate: carry tags through the graph, one rule per operator.
+
+Every operator is handled by a rule, by a rule on each operator of its ATen decomposition, or,
+as the last resort, by mixing everything it reads; the last kind is listed.
+"""
+
+from __future__ import annotations
+
+import math
+import operator as python_operator
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+from torch._decomp import decomposition_table
+
+from ..capture.capture import capture_function
+from ..capture.graph import ABSENT, Capture, operator_name, place
+from ..common.trees import convert, leaves
+from ..errors import AutoeideticError, Place, RuleError
+from ..plan.plan import layer_of
+from .algebra import Algebra
+from .rules import find_rule
+from .values import ParameterView, Value, array, constant
+
+Scope = tuple[int, ...]
+
+
+@dataclass
+class MixingSite:
+    """A place where channels are mixed without a weight between them.
+
+    ``scope`` is the innermost module call in which the mixture is made and used up: running
+    that module level by level keeps later channels out of earlier ones.
+    """
+
+    node: int
+    scope: Scope
+
+
+@dataclass(frozen=True)
+class Unhandled:
+    """An operator that could only be dealt with by mixing everything it reads."""
+
+    place: Place
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Propagation:
+    """What the tags told: input of the coupling stage."""
+
+    capture: Capture
+    algebra: Algebra
+    nodes: list[fx.Node]
+    values: dict[fx.Node, Any]
+    sites: list[MixingSite]
+    operators: Counter[str]
+    unhandled: list[Unhandled]
+
+
+@dataclass
+class _Interpreter:
+    capture: Capture
+    algebra: Algebra = field(default_factory=Algebra)
+    nodes: list[fx.Node] = field(default_factory=list)
+    values: dict[fx.Node, Any] = field(default_factory=dict)
+    soft: dict[fx.Node, frozenset[int]] = field(default_factory=dict)
+    sites: list[MixingSite] = field(default_factory=list)
+    operators: Counter[str] = field(default_factory=Counter)
+    unhandled: list[Unhandled] = field(default_factory=list)
+    read_by_python: list[fx.Node] = field(default_factory=list)
+    sources: dict[fx.Node, frozenset[str] | None] = field(default_factory=dict)
+
+    def run(self) -> None:
+        for node in self.capture.graph.nodes:
+            self.algebra.node, self.algebra.index = node, len(self.nodes)
+            self.nodes.append(node)
+            if node.op == "output":
+                self._leave_model(node)
+            else:
+                self._parameters_in(node)  # in this order, for none is then looked up deeply
+                self.values[node] = self._evaluate(node)
+
+    def _evaluate(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return constant(node.meta["shape"])
+        if node.op == "get_attr":
+            return self._attribute(node)
+        if node.target is python_operator.getitem:
+            container, index = node.args
+            sites = self.soft.get(container)  # type: ignore[arg-type]
+            if sites:
+                self.soft[node] = sites
+            return self.values[container][index]  # type: ignore[index]
+        return self._operator(node)
+
+    def _attribute(self, node: fx.Node) -> Value:
+        name, shape = str(node.target), node.meta["shape"]
+        if name in self.capture.parameters:
+            return Value(shape, None, ParameterView(name, shape))
+        buffer = name if name in self.capture.buffers else ""
+        return constant(shape, node.meta.get("const"), buffer)
+
+    def _operator(self, node: fx.Node) -> Any:
+        args = [_lookup(a, self.values) for a in node.args]
+        kwargs = {k: _lookup(a, self.values) for k, a in node.kwargs.items()}
+        self.operators[operator_name(node)] += 1
+        operands = leaves((args, kwargs), Value)
+        if all(v.is_constant for v in operands):
+            return self._constant_results(node)
+        if node.meta.get("read_by_python"):
+            self.read_by_python.append(node)
+        result = apply_rule(self.algebra, node, args, kwargs)
+        if result is None:
+            result = self._without_rule(node, args, kwargs)
+        self._check(node, result)
+        self._follow_mixtures(node, result)
+        return self._with_source(node, result)
+
+    def _with_source(self, node: fx.Node, result: Any) -> Any:
+        """Note the parameters that a value was computed from when they are of one layer."""
+        if isinstance(result, Value) and result.parameter is None:
+            names = self._parameters_in(node)
+            if names and len({layer_of(name) for name in names}) == 1:
+                shapes = self.algebra.parameter_shapes
+                return replace(result, source=max(names, key=lambda n: math.prod(shapes[n])))
+        return result
+
+    def _parameters_in(self, node: fx.Node) -> frozenset[str] | None:
+        """The parameters that a value was computed from; None when an input was among them."""
+        if node not in self.sources:
+            found: frozenset[str] | None = frozenset()
+            if node.op == "placeholder":
+                found = None
+            elif node.op == "get_attr" and str(node.target) in self.capture.parameters:
+                found = frozenset([str(node.target)])
+            for arg in node.all_input_nodes:
+                other = self._parameters_in(arg)
+                found = None if found is None or other is None else found | other
+            self.sources[node] = found
+        return self.sources[node]
+
+    def _constant_results(self, node: fx.Node) -> Any:
+        if "shape" in node.meta:
+            return constant(node.meta["shape"])
+        parts = {user.args[1]: user for user in node.users}
+        return {index: constant(part.meta["shape"]) for index, part in parts.items()}
+
+    def _without_rule(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        result = _decomposed(self.algebra, node, args, kwargs)
+        if result is not None:
+            return result
+        remedy = f"write a rule for it: @autoeidetic.rule(torch.ops.{operator_name(node)})"
+        reason = "no rule and no decomposition, everything it reads is mixed"
+        self.unhandled.append(Unhandled(place(node), reason, remedy))
+        operands = leaves((args, kwargs), Value)
+        tags = self.algebra.mix_everything(operands)
+        if "shape" in node.meta:
+            return self.algebra.result(tags)
+        parts = {user.args[1]: user for user in node.users}
+        return {i: self.algebra.result(tags, p.meta["shape"]) for i, p in parts.items()}
+
+    def _check(self, node: fx.Node, result: Any) -> None:
+        if isinstance(result, Value) and result.shape != node.meta.get("shape"):
+            raise RuleError(
+                f"the rule for this operator gave shape {result.shape}, the operator gives "
+                f"{node.meta.get('shape')}",
+                place=place(node),
+                remedy="correct the rule that was registered for it",
+            )
+
+    # -- where mixtures of channels are made and used up ----------------------------------
+
+    def _follow_mixtures(self, node: fx.Node, result: Any) -> None:
+        for index in self.algebra.mixing_nodes[len(self.sites) :]:
+            self.sites.append(MixingSite(index, node.meta["scope"]))
+            self.soft[node] = frozenset()
+        entering = {site for arg in node.all_input_nodes for site in self.soft.get(arg, ())}
+        for site in entering:
+            scope = self.sites[site].scope
+            if scope[:1] == node.meta["scope"][:1]:  # one call of the model tells another nothing
+                self.sites[site].scope = _common(scope, node.meta["scope"])
+        if entering or node in self.soft:
+            self.soft[node] = self._mixtures_in(result)
+
+    def _mixtures_in(self, result: Any) -> frozenset[int]:
+        operands = leaves(result, Value)
+        units = self.algebra.units
+        found = [
+            units.mixing_sites(units.find(array(v.tags))) for v in operands if v.tags is not None
+        ]
+        return frozenset(int(s) for sites in found for s in sites)
+
+    def _leave_model(self, node: fx.Node) -> None:
+        for arg in node.all_input_nodes:
+            for site in self.soft.get(arg, ()):
+                self.sites[site].scope = ()
+        if self.read_by_python:
+            self._lock_what_python_read(node)
+
+    def _lock_what_python_read(self, output: fx.Node) -> None:
+        """Values that Python looked at may decide anything: every output requires them."""
+        algebra = self.algebra
+        reason = "Python code looks at a value that depends on parameters, all of it is locked"
+        remedy = "compute with tensors instead of numbers (torch.where instead of if)"
+        self.unhandled.extend(
+            Unhandled(place(node), reason, remedy) for node in self.read_by_python
+        )
+        sources = [self.values[a] for n in self.read_by_python for a in n.all_input_nodes]
+        looked_at = algebra.mix_everything(sources).numpy()
+        for arg in output.all_input_nodes:
+            units = unit_numbers(algebra.tags(self.values[arg]))
+            algebra.units.require(units, np.broadcast_to(looked_at, units.shape), algebra.index)
+
+
+def propagate(capture: Capture) -> Propagation:
+    """Carry tags through a captured graph."""
+    interpreter = _Interpreter(capture)
+    interpreter.algebra.parameter_shapes = {
+        name: tuple(p.shape) for name, p in capture.parameters.items()
+    }
+    interpreter.run()
+    return Propagation(
+        capture=capture,
+        algebra=interpreter.algebra,
+        nodes=interpreter.nodes,
+        values=interpreter.values,
+        sites=interpreter.sites,
+        operators=interpreter.operators,
+        unhandled=interpreter.unhandled,
+    )
+
+
+def apply_rule(algebra: Algebra, node: fx.Node, args: Sequence[Any], kwargs: Any) -> Any:
+    """Run the operator's rule; None when it has none."""
+    found = find_rule(node.target)
+    if found is None:
+        return None
+    try:
+        result = found(algebra, *args, **kwargs)
+    except AutoeideticError:
+        raise
+    except Exception as error:
+        raise RuleError(
+            f"the rule {found.__module__}.{found.__qualname__} failed: "
+            f"{type(error).__name__}: {error}",
+            place=place(node),
+            remedy="register your own rule for one overload of this operator with "
+            "@autoeidetic.rule, or report the model",
+        ) from error
+    if result is None:
+        raise RuleError(
+            f"the rule {found.__module__}.{found.__qualname__} returned nothing",
+            place=place(node),
+            remedy="return a Value, or a list of them for an operator with several results",
+        )
+    return result
+
+
+def _decomposed(algebra: Algebra, node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Apply rules to the operator's decomposition, if ATen has one."""
+    function = decomposition_table.get(node.target)  # type: ignore[call-overload]
+    if function is None:
+        return None
+    operands = leaves((args, kwargs), Value)
+    stand = lambda v: torch.empty(v.shape, device="meta")  # noqa: E731
+    try:
+        inner = capture_function(function, *convert((args, kwargs), Value, stand))
+    except Exception:  # a decomposition that needs dtypes or data we do not have
+        return None
+    outer_node, bound = algebra.node, iter(operands)
+    values: dict[fx.Node, Any] = {}
+    try:
+        for step in inner.graph.nodes:
+            if step.op == "placeholder":
+                values[step] = next(bound)
+            elif step.op == "get_attr":
+                values[step] = constant(step.meta["shape"], step.meta.get("const"))
+            elif step.target is python_operator.getitem:
+                values[step] = values[step.args[0]][step.args[1]]
+            elif step.op == "call_function":
+                algebra.node = step
+                step.meta["line"] = outer_node.meta["line"]
+                step_args = [_lookup(a, values) for a in step.args]
+                step_kwargs = {k: _lookup(a, values) for k, a in step.kwargs.items()}
+                values[step] = apply_rule(algebra, step, step_args, step_kwargs)
+                if values[step] is None:
+                    return None
+    finally:
+        algebra.node = outer_node
+    return _lookup(inner.outputs[0], values)
+
+
+def _lookup(value: Any, values: dict[fx.Node, Any]) -> Any:
+    if isinstance(value, fx.Node):
+        return values[value]
+    if isinstance(value, (tuple, list)):
+        return [_lookup(item, values) for item in value]
+    return None if value is ABSENT else value
+
+
+def _common(left: Scope, right: Scope) -> Scope:
+    length = 0
+    for a, b in zip(left, right, strict=False):
+        if a != b:
+            break
+        length += 1
+    return left[:length]
+
+
+def unit_numbers(tags: Tensor) -> np.ndarray:
+    """The different units in a tag tensor."""
+    found = np.unique(array(tags))
+    return found[found != 0]

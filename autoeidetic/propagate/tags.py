@@ -1,0 +1,202 @@
+"""Operations on tag tensors: combining them element by element, and mixing along dimensions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+
+from .channels import Array, Units
+from .values import core, varies
+
+_MOST_PAIRS = 1 << 20
+_FEW_BRANCHES = 4
+
+
+@dataclass
+class Tags:
+    """The table of units of one analysis, and the node that is being looked at."""
+
+    units: Units = field(default_factory=Units)
+    mixing_nodes: list[int] = field(default_factory=list)
+    node: fx.Node = None  # type: ignore[assignment]
+    index: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the node's result."""
+        return self.node.meta["shape"]
+
+    # -- pointwise ----------------------------------------------------------------------
+
+    def combine(self, left: Tensor, right: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+        """Element by element: one-to-one joins, one against many is required by the many."""
+        shape = self.shape if shape is None else tuple(shape)
+        left, right = left.expand(shape), right.expand(shape)
+        small_left, small_right = core(left), core(right)
+        if small_right.numel() == 1 and int(small_right) == 0:
+            return left
+        if small_left.numel() == 1 and int(small_left) == 0:
+            return right
+        small_left, small_right = torch.broadcast_tensors(small_left, small_right)
+        size = small_left.shape
+        a = self.units.find(small_left.reshape(-1).numpy())
+        b = self.units.find(small_right.reshape(-1).numpy())
+        out = self._combine_arrays(a, b)
+        return torch.from_numpy(out).view(size).expand(shape)
+
+    def _combine_arrays(self, a: Array, b: Array) -> Array:
+        out = np.where(a == 0, b, a)
+        both = (a != 0) & (b != 0) & (a != b)
+        if not both.any():
+            return out
+        left, right = a[both], b[both]
+        pairs, inverse = np.unique(left * self.units.count + right, return_inverse=True)
+        pair_left, pair_right = pairs // self.units.count, pairs % self.units.count
+        partners_of_left = _multiplicity(pair_left)
+        partners_of_right = _multiplicity(pair_right)
+        one_to_one = (partners_of_left == 1) & (partners_of_right == 1)
+        self.units.join(pair_left[one_to_one], pair_right[one_to_one], self.index)
+        tag = pair_left.copy()
+        many_left = (partners_of_left == 1) & (partners_of_right > 1)
+        self.units.require(pair_left[many_left], pair_right[many_left], self.index)
+        many_right = (partners_of_left > 1) & (partners_of_right == 1)
+        self.units.require(pair_right[many_right], pair_left[many_right], self.index)
+        tag[many_right] = pair_right[many_right]
+        crossed = (partners_of_left > 1) & (partners_of_right > 1)
+        if crossed.any():
+            tag[crossed] = self._pair_units(pair_left[crossed], pair_right[crossed])
+        out[both] = tag[inverse]
+        return out
+
+    def _pair_units(self, left: Array, right: Array) -> Array:
+        """Many against many: a derived unit for each pair, or one class when there are too many."""
+        if len(left) > _MOST_PAIRS:
+            self.units.join(left[:-1], left[1:], self.index)
+            self.units.require(right, left, self.index)
+            return right
+        derived = self.units.new(len(left))
+        self.units.require(derived, left, self.index)
+        self.units.require(derived, right, self.index)
+        return derived
+
+    # -- mixing -------------------------------------------------------------------------
+
+    def reduce_tags(self, tags: Tensor, dims: Sequence[int], how: str) -> Tensor:
+        """Tags with size 1 along ``dims``."""
+        over = [d for d in varies(tags) if d in dims]
+        small = narrow(tags, [d for d in dims if d not in over])
+        if not over:
+            return small
+        compact = core(small)
+        kept = [d for d in range(tags.dim()) if d not in over]
+        size = [compact.shape[d] for d in kept]
+        rows = self.units.find(compact.permute(kept + over).reshape(math.prod(size), -1).numpy())
+        mixed = self._mix_rows(rows, how)
+        shape = [1 if d in over else compact.shape[d] for d in range(tags.dim())]
+        target = [1 if d in dims else n for d, n in enumerate(tags.shape)]
+        return torch.from_numpy(mixed).view(shape).expand(target)
+
+    def _mix_rows(self, rows: Array, how: str) -> Array:
+        """One tag for each row of units: the single unit in it, or what mixing makes of them."""
+        highest = rows.max(axis=1)
+        several = ((rows != highest[:, None]) & (rows != 0)).any(axis=1)
+        if not several.any():
+            return highest
+        chosen = rows[several]
+        if len(chosen) == 1:
+            distinct, inverse = chosen, np.zeros(1, np.int64)
+        else:
+            _, first, inverse = np.unique(
+                _row_hashes(chosen), return_index=True, return_inverse=True
+            )
+            distinct = chosen[first]
+        sets = [np.unique(row[row != 0]) for row in distinct]
+        highest = highest.copy()
+        if how == "auto":
+            how = "join" if self._are_branches(sets) else "soft"
+        if how == "join":
+            for members in sets:
+                self.units.join(members[:-1], members[1:], self.index)
+            derived = np.array([members[0] for members in sets])
+        else:
+            derived = self.units.derive(sets, self.index, self._site() if how == "soft" else -1)
+        highest[several] = derived[inverse.reshape(-1)]
+        return highest
+
+    @staticmethod
+    def _are_branches(sets: list[Array]) -> bool:
+        """A few branches summed channel by channel, rather than channels mixed with each other."""
+        width = max(len(members) for members in sets)
+        if width > _FEW_BRANCHES or width > len(sets):
+            return False
+        flat = np.concatenate(sets)
+        return len(np.unique(flat)) == len(flat)
+
+    def _site(self) -> int:
+        if not self.mixing_nodes or self.mixing_nodes[-1] != self.index:
+            self.mixing_nodes.append(self.index)
+        return len(self.mixing_nodes) - 1
+
+    # -- weights ------------------------------------------------------------------------
+
+    def columns(self, tags: Tensor, keep: Sequence[int]) -> Tensor:
+        """One unit per position along ``keep``: a weight is shared over all other dimensions."""
+        others = [d for d in range(tags.dim()) if d not in keep]
+        return self.reduce_tags(tags, others, "join")
+
+    def is_shared(self, tags: Tensor, contracted: Sequence[int]) -> bool:
+        """Does the weight mix positions, while the units lie along other dimensions?
+
+        Then its rows serve all units alike (token mixing). When units vary along both, the
+        treatment that mixes less is chosen.
+        """
+        moving = varies(tags)
+        along = [d for d in moving if d in contracted]
+        across = [d for d in moving if d not in contracted]
+        if not across:
+            return False
+        compact = core(tags).permute(across + [d for d in range(tags.dim()) if d not in across])
+        rows = self.units.find(
+            compact.reshape(math.prod([tags.shape[d] for d in across]), -1).numpy()
+        )
+        if not along:
+            return len(np.unique(rows[rows != 0])) > 1
+        return _distinct(rows) < _distinct(rows.T)
+
+
+def _distinct(rows: Array) -> int:
+    """The largest number of different units in one row."""
+    ordered = np.sort(rows, axis=1)
+    fresh = (ordered[:, 1:] != ordered[:, :-1]) & (ordered[:, 1:] != 0)
+    return int(fresh.sum(axis=1).max(initial=0)) + 1
+
+
+def _row_hashes(rows: Array) -> Array:
+    """A number per row that is the same for rows with the same elements in any order."""
+    mixed = rows.astype(np.uint64)
+    with np.errstate(over="ignore"):
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+        mixed ^= mixed >> np.uint64(31)
+        return mixed.sum(axis=1, dtype=np.uint64)
+
+
+def _multiplicity(items: Array) -> Array:
+    """How often each item occurs, item by item."""
+    _, inverse, counts = np.unique(items, return_inverse=True, return_counts=True)
+    return counts[inverse]
+
+
+def narrow(tags: Tensor, dims: Iterable[int]) -> Tensor:
+    """The tags of one position along ``dims``, in which they do not vary."""
+    over = set(dims)
+    small = core(tags)
+    for dim in over:
+        if small.shape[dim] > 1:
+            small = small.narrow(dim, 0, 1)
+    return small.expand([1 if d in over else n for d, n in enumerate(tags.shape)])

@@ -1,0 +1,87 @@
+"""Drawable: what has a drawing can be written in every format of drawings."""
+
+from __future__ import annotations
+
+import os
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..draw.elements import Drawing
+
+FilePath = str | os.PathLike[str]
+#: A page that is larger than this is not put into a notebook, which keeps it for ever.
+_LARGEST_INLINE = 6_000_000
+
+
+class Drawable:
+    """Gives an analysis and a network their drawings.
+
+    The sub-package that draws them imports both, so it is imported in the methods.
+    """
+
+    def drawing(self, title: str = "") -> Drawing:
+        """The neutral description that all formats are made of."""
+        from ..draw.visualize import visualize
+
+        return visualize(self, title=title)  # type: ignore[arg-type]
+
+    def to_html(self, path: FilePath | None = None, *, title: str = "") -> str:
+        """One page that works offline, with everything to click on; written to ``path`` if given.
+
+        Example:
+            >>> import torch, autoeidetic
+            >>> from torch import nn
+            >>> deps = autoeidetic.analyze(nn.Linear(4, 2), torch.randn(2, 4))
+            >>> deps.to_html().startswith("<!doctype html>")
+            True
+        """
+        return self._rendered("html", path, title, None).decode()
+
+    def to_svg(
+        self, path: FilePath | None = None, *, title: str = "", depth: int | None = None
+    ) -> str:
+        """A picture for papers; written to ``path`` if given. Needs the ``viz`` extra."""
+        return self._rendered("svg", path, title, depth).decode()
+
+    def to_png(
+        self, path: FilePath | None = None, *, title: str = "", depth: int | None = None
+    ) -> bytes:
+        """The picture in pixels; written to ``path`` if given. Needs the ``viz`` extra."""
+        return self._rendered("png", path, title, depth)
+
+    def to_dot(self, *, title: str = "", depth: int | None = None) -> str:
+        """The drawing in Graphviz's language."""
+        return self._rendered("dot", None, title, depth).decode()
+
+    def to_mermaid(self, *, title: str = "", depth: int | None = None) -> str:
+        """The drawing as a Mermaid flow chart."""
+        return self._rendered("mmd", None, title, depth).decode()
+
+    def to_graphml(self, *, title: str = "") -> str:
+        """Every node and edge of the drawing as GraphML."""
+        return self._rendered("graphml", None, title, None).decode()
+
+    def _rendered(self, format: str, path: FilePath | None, title: str, depth: int | None) -> bytes:
+        from ..draw.formats import render, write
+
+        content = render(self.drawing(title), format, depth)
+        if path is not None:
+            write(content, Path(path))
+        return content
+
+    def _summary(self) -> str:
+        """What a notebook shows as text."""
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        table = f"<pre>{escape(self._summary())}</pre>"
+        page = self.to_html()
+        if len(page) > _LARGEST_INLINE:
+            return table
+        frame = (
+            f'<iframe srcdoc="{escape(page)}" sandbox="allow-scripts" title="drawing" '
+            'style="width:100%;height:600px;border:1px solid #ccc"></iframe>'
+        )
+        return f"{frame}<details><summary>as a table</summary>{table}</details>"

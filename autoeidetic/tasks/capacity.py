@@ -1,0 +1,144 @@
+"""Capacity: who owns how much of the network, and what later tasks build on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..enforce.owners import FREE, Owners
+from ..plan.blueprint import Blueprint
+from ..plan.plan import layer_of
+from ..propagate.values import array, core, varies
+
+
+@dataclass(frozen=True)
+class Share:
+    """How a group or a layer is divided: classes (or elements) per task, and what is free.
+
+    For an open task ``tasks`` counts what it uses and has not pruned.
+    """
+
+    name: str
+    size: int
+    tasks: tuple[int, ...]
+    free: int
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Fractions of the backbone's parameter elements.
+
+    ``free``: not pinned, and after pruning not used by the open task either. ``tasks[t]``: what
+    task ``t`` owns, or has kept so far. ``reuse[t][s]``: of the magnitude of the weights into
+    units of task ``t`` the part that reads units of task ``s``.
+    """
+
+    free: float
+    tasks: tuple[float, ...]
+    groups: tuple[Share, ...]
+    layers: tuple[Share, ...]
+    reuse: tuple[tuple[float, ...], ...]
+
+    @property
+    def used(self) -> float:
+        return 1.0 - self.free
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "used": self.used}
+
+    def __str__(self) -> str:
+        rows = [["group", "classes", *(f"task {t}" for t in range(len(self.tasks))), "free"]]
+        rows += [[g.name, str(g.size), *map(str, g.tasks), str(g.free)] for g in self.groups]
+        shares = [*(f"{share:.1%}" for share in self.tasks), f"{self.free:.1%}"]
+        rows.append(["all parameters", "", *shares])
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) for r in rows]
+        for task, parts in enumerate(self.reuse):
+            built = [f"{part:.1%} of task {s}" for s, part in enumerate(parts[:task]) if part]
+            if built:
+                lines.append(f"task {task} builds on {', '.join(built)}")
+        return "\n".join(line.rstrip() for line in lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def capacity(blueprint: Blueprint, owners: Owners, parameters: dict[str, Tensor]) -> Capacity:
+    """Count."""
+    count = owners.tasks
+    state = task_of_class(owners, count)
+    elements = np.where(owners.outside, 0, blueprint.plan.elements)
+    totals = np.bincount(state, weights=elements, minlength=count + 1)
+    whole = max(float(totals.sum()), 1.0)
+    return Capacity(
+        free=float(totals[count]) / whole,
+        tasks=tuple(float(n) / whole for n in totals[:count]),
+        groups=tuple(
+            _share(group.name, np.bincount(state[list(group.classes)], minlength=count + 1))
+            for group in blueprint.groups
+        ),
+        layers=_layers(blueprint, state, count),
+        reuse=_reuse(blueprint, state, count, parameters),
+    )
+
+
+def free_share(blueprint: Blueprint, owners: Owners) -> float:
+    """The part of the backbone's parameter elements that no task uses."""
+    elements = np.where(owners.outside, 0, blueprint.plan.elements)
+    used = (owners.task != FREE) | owners.in_training
+    return 1 - float(elements[used].sum()) / max(float(elements.sum()), 1.0)
+
+
+def task_of_class(owners: Owners, count: int) -> np.ndarray:
+    """For each class the task that uses it; ``count`` for free ones."""
+    state = np.where(owners.task == FREE, count, owners.task).astype(np.int64)
+    if owners.open_task is not None:
+        state[owners.in_training] = owners.open_task
+    return state
+
+
+def _share(name: str, counts: np.ndarray) -> Share:
+    *tasks, free = (int(n) for n in counts)
+    return Share(name, int(counts.sum()), tuple(tasks), free)
+
+
+def _layers(blueprint: Blueprint, state: np.ndarray, count: int) -> tuple[Share, ...]:
+    totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(count + 1, np.int64))
+    for name, entry in blueprint.plan.parameters.items():
+        if entry.head or not entry.used:
+            continue
+        small = state[array(entry.owner)]
+        each = entry.owner.numel() // max(len(small), 1)
+        totals[layer_of(name)] += np.bincount(small, minlength=count + 1) * each
+    return tuple(_share(layer, counts) for layer, counts in totals.items())
+
+
+@torch.no_grad()
+def _reuse(
+    blueprint: Blueprint, state: np.ndarray, count: int, parameters: dict[str, Tensor]
+) -> tuple[tuple[float, ...], ...]:
+    """Magnitudes of weights by (task of the row, task of the column)."""
+    total = torch.zeros(count + 1, count + 1, dtype=torch.float64)
+    task = torch.from_numpy(state)
+    task[0] = count  # the input belongs to nobody
+    for name, entry in blueprint.plan.parameters.items():
+        for read in entry.reads:
+            if entry.head or read.transformed:
+                continue
+            weight = parameters[name].detach().abs().cpu()
+            still = set(range(weight.dim())) - {*varies(entry.owner), *varies(read.columns)}
+            if still:
+                weight = weight.sum(sorted(still), keepdim=True)
+            pair = task[core(entry.owner)] * (count + 1) + task[core(read.columns)]
+            found = torch.bincount(
+                pair.expand(weight.shape).reshape(-1), weight.reshape(-1), (count + 1) ** 2
+            )
+            total += found.view(count + 1, count + 1)
+    rows = total[:count, :count]
+    return tuple(tuple(float(x) for x in row / row.sum().clamp(min=1e-300)) for row in rows)

@@ -1,0 +1,106 @@
+"""Free values: what no finished task owns in the backbone, to be read, replaced or renewed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..enforce.owners import Owners
+from ..enforce.pins import Slot
+from ..plan.blueprint import Blueprint
+from . import initialise
+
+
+@dataclass(frozen=True)
+class FreeValues:
+    """The free elements of a backbone's parameters and running statistics.
+
+    ``slots`` tells where the tensors are held, by their names in the backbone.
+    """
+
+    backbone: nn.Module
+    blueprint: Blueprint
+    owners: Owners
+    slots: dict[str, Slot]
+
+    def elements(self, name: str) -> Tensor | None:
+        """Which elements of a tensor are free (sizes 1 kept); None: it is not ours to change."""
+        plan = self.blueprint.plan
+        if name in plan.parameters:
+            entry = plan.parameters[name]
+            if entry.head:
+                return None
+            if not entry.used:
+                return torch.ones((), dtype=torch.bool)
+            return ~self.owners.owned(entry.owner)
+        if name in plan.buffers:
+            return ~self.owners.owned(plan.buffers[name])
+        if name.endswith("num_batches_tracked"):  # counts for channels that start anew
+            return torch.ones((), dtype=torch.bool)
+        return None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that have free elements."""
+        found = {}
+        for name, (home, leaf) in self.slots.items():
+            free = self.elements(name)
+            if free is not None and bool(free.any()):
+                found[name] = home[leaf]
+        return found
+
+    @torch.no_grad()
+    def write(self, name: str, values: Tensor) -> None:
+        """Replace the free elements of one tensor."""
+        home, leaf = self.slots[name]
+        free = self.elements(name)
+        if free is not None:
+            tensor = home[leaf]
+            tensor.copy_(torch.where(free.to(tensor.device), values.to(tensor), tensor))
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Replace the free elements of several."""
+        for name, values in state.items():
+            self.write(name, values)
+
+    def renew(self, spreads: Mapping[str, tuple[float, float]]) -> None:
+        """Fresh values, each module's own initialisation."""
+        for path, module in self.backbone.named_modules():
+            prefix = f"{path}." if path else ""
+            names = [prefix + name for name in (*module._parameters, *module._buffers)]
+            if not any(self.elements(name) is not None for name in names):
+                continue
+            own = {name: spreads.get(prefix + name, (0.0, 0.02)) for name in module._parameters}
+            for name, values in initialise.fresh_values(module, own).items():
+                self.write(prefix + name, values)
+
+    def mend(self, spreads: Mapping[str, tuple[float, float]]) -> None:
+        """Fresh values for those that are infinite or NaN, which nothing could learn from."""
+        kept = {name: t.detach().clone() for name, t in self.tensors().items()}
+        if all(bool(values.isfinite().all()) for values in kept.values()):
+            return
+        self.renew(spreads)
+        for name, values in kept.items():
+            home, leaf = self.slots[name]
+            self.write(name, torch.where(values.isfinite(), values, home[leaf].detach()))
+
+    @contextmanager
+    def set_to_zero(self) -> Iterator[None]:
+        """For as long as this lasts, nothing free has a value.
+
+        What weights are computed from is one instead: a weight norm divides by its length.
+        """
+        entries = self.blueprint.plan.parameters
+        divides = {name for name, e in entries.items() if any(r.transformed for r in e.reads)}
+        tensors = self.tensors()
+        before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        try:
+            for name, tensor in tensors.items():
+                self.write(name, torch.full_like(tensor, float(name in divides)))
+            yield
+        finally:
+            for name, tensor in tensors.items():
+                tensor.detach().copy_(before[name])

@@ -1,0 +1,218 @@
+"""Score: how much each class is worth to the task in training.
+
+A score function gets the network and the task's data, and returns a worth for every parameter
+element, which is summed over the elements of a class, or a worth for every class. One registry:
+``@score("name")``; a second registration raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...common import distributed
+from ...errors import InputError
+from ...propagate.values import core, varies
+
+if TYPE_CHECKING:
+    from ...net import EideticNet
+
+Array = np.ndarray
+#: (network, batch) -> the loss on it.
+Loss = Callable[["EideticNet", Any], Tensor]
+Worth = dict[str, Tensor] | Array
+
+
+@dataclass(frozen=True)
+class ScoreData:
+    """What a score may look at: batches of the task, and the loss on one of them."""
+
+    batches: Iterable[Any]
+    loss: Loss
+
+
+@dataclass(frozen=True)
+class Score:
+    """A registered score; ``over_network`` is the part that a ranking over the network decides."""
+
+    function: Callable[[EideticNet, ScoreData | None], Worth]
+    over_network: float
+
+
+_SCORES: dict[str, Score] = {}
+
+
+def score(name: str, *, over_network: float = 0.0) -> Callable[[Any], Any]:
+    """Register a score function: (network, data) -> a tensor of worths per parameter name.
+
+    It may as well return one worth per class, a vector of length ``net.blueprint.plan.classes +
+    1``. ``data`` is None when the caller has given no loader.
+
+    Args:
+        name: what users pass as ``pruning=`` or ``by=``.
+        over_network: from 0, every group of units gives up the same share, to 1, the lowest of
+            the whole network go, after the scores of a group were brought to the length 1.
+            Between: this part of what goes is ranked, the rest is the same share of each; less
+            is ranked where what goes would hold less than three quarters of the same share of
+            the parameters.
+
+    Example:
+        >>> import autoeidetic
+        >>> @autoeidetic.score("largest")
+        ... def largest(net, data):
+        ...     return {name: p.abs() == p.abs().max() for name, p in net.backbone.named_parameters()}
+    """  # noqa: E501
+
+    if not 0 <= over_network <= 1:
+        raise InputError(
+            f"over_network={over_network!r} is not between 0 and 1", remedy="pass 0.5, say"
+        )
+
+    def register(function: Any) -> Any:
+        if name in _SCORES:
+            raise InputError(
+                f"there is a score {name!r} already", remedy="register it by another name"
+            )
+        _SCORES[name] = Score(function, over_network)
+        return function
+
+    return register
+
+
+def named(name: str) -> Score:
+    """A registered score.
+
+    Raises:
+        InputError: there is none of this name.
+    """
+    if name not in _SCORES:
+        raise InputError(
+            f"there is no score {name!r}", remedy=f"use one of {', '.join(sorted(_SCORES))}"
+        )
+    return _SCORES[name]
+
+
+def class_scores(net: EideticNet, by: str, data: ScoreData | None) -> Array:
+    """The score of every class, over all its members; the same in all processes.
+
+    Raises:
+        InputError: no such score, it needs data, or it gave values that are no numbers.
+    """
+    result = distributed.mean(_by_class(net, named(by).function(net, data)))
+    if not np.isfinite(result).all():
+        raise InputError(
+            f"score {by!r} is infinite or NaN for {int((~np.isfinite(result)).sum())} classes",
+            remedy="net.rollback() if training has diverged, or mend the score",
+        )
+    return result
+
+
+def _by_class(net: EideticNet, worth: Worth) -> Array:
+    plan = net.blueprint.plan
+    if isinstance(worth, np.ndarray):
+        return worth
+    total = np.zeros(plan.classes + 1)
+    for name, entry in plan.parameters.items():
+        if name in worth and not entry.head:
+            _add(total, entry.owner, worth[name])
+    return total
+
+
+def _add(total: Array, owner: Tensor, worth: Tensor) -> None:
+    """Sum a parameter's worths by class."""
+    constant = [d for d in range(owner.dim()) if d not in varies(owner)]
+    summed = worth.detach()
+    if constant:
+        summed = summed.sum(constant, keepdim=True, dtype=torch.float64)
+    index = core(owner).reshape(-1).numpy()
+    np.add.at(total, index, summed.double().cpu().reshape(-1).numpy())
+
+
+# -- the scores ----------------------------------------------------------------------------------
+
+
+def _parameters(net: EideticNet) -> dict[str, Tensor]:
+    return {name: p.detach() for name, p in net.backbone.named_parameters()}
+
+
+@score("l1")
+def l1(net: EideticNet, data: Any) -> Worth:
+    """Sum of absolute values."""
+    return {name: p.abs() for name, p in _parameters(net).items()}
+
+
+@score("l2")
+def l2(net: EideticNet, data: Any) -> Worth:
+    """Sum of squares."""
+    return {name: p.square() for name, p in _parameters(net).items()}
+
+
+@score("random")
+def random(net: EideticNet, data: Any) -> Worth:
+    """A random order, from torch's generator."""
+    return torch.rand(net.blueprint.plan.classes + 1, dtype=torch.float64).numpy()
+
+
+@score("taylor", over_network=1.0)
+def taylor(net: EideticNet, data: ScoreData | None) -> Worth:
+    """First-order Taylor expansion of the loss (Molchanov et al.), ranked over the network.
+
+    How much the loss would change, to first order, if the class were gone: the sum of gradient
+    times weight over all its elements. Squared, and averaged over batches, in eval mode.
+    """
+    if data is None:
+        raise InputError('by="taylor" needs data', remedy="pass loader=, of (inputs, labels)")
+    total, batches = np.zeros(net.blueprint.plan.classes + 1), 0
+    with _own_gradients(net):
+        for batch in data.batches:
+            net.zero_grad(set_to_none=True)
+            data.loss(net, batch).backward()
+            total += np.square(
+                _by_class(
+                    net,
+                    {
+                        name: p.grad * p.detach()
+                        for name, p in net.backbone.named_parameters()
+                        if p.grad is not None
+                    },
+                )
+            )
+            batches += 1
+    if not batches:
+        raise InputError('by="taylor" got no batch', remedy="pass a loader that has some")
+    return total / batches
+
+
+@score("hybrid", over_network=0.75)
+def hybrid(net: EideticNet, data: ScoreData | None) -> Worth:
+    """Taylor and magnitude together, three quarters of it ranked over the network.
+
+    The geometric mean of two lengths: the change of the loss without the class (the root of its
+    Taylor score) and the norm of its parameters. A class must be unimportant to both to go first.
+    Lengths differ less than the squares that Taylor ranks, and a quarter of what goes is the same
+    share of every group: so every layer frees some, and where there is more to spare it frees
+    more. In a transformer, where the ranking would take units inside the blocks and leave the
+    residual stream to the task, less of it is ranked.
+    """
+    influence, size = taylor(net, data), _by_class(net, l2(net, data))
+    return np.power(influence * size, 0.25)
+
+
+@contextmanager
+def _own_gradients(net: EideticNet) -> Iterator[None]:
+    """Gradients that the caller does not see, in eval mode."""
+    kept = {name: p.grad for name, p in net.named_parameters()}
+    training = net.training
+    net.eval()
+    try:
+        yield
+    finally:
+        for name, p in net.named_parameters():
+            p.grad = kept[name]
+        net.train(training)

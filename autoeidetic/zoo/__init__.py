@@ -1,1 +1,0 @@
-"""Zoo: convert many models, measure what came of it, and compare with other tools."""
