@@ -26,7 +26,7 @@ from .tasks import heads
 from .tasks.capacity import Capacity, capacity
 from .tasks.network import Answering, Task, device_of
 from .tasks.pruning.choose import choose
-from .tasks.pruning.scores import Loss, ScoreData, class_scores, named
+from .tasks.pruning.scores import Loss, ScoreData, named, unit_scores
 from .tasks.snapshot import Snapshot
 
 #: What is made under ``torch.inference_mode()`` could not be trained later.
@@ -181,10 +181,10 @@ class EideticNet(Drawable, Answering):
 
     def _check_room(self, owners: Owners) -> None:
         for group in self.blueprint.groups:
-            classes = list(group.classes)
-            if owners.locked[classes].all() or (owners.task[classes] == FREE).any():
+            units = list(group.units)
+            if owners.locked[units].all() or (owners.task[units] == FREE).any():
                 continue
-            held = set(owners.task[classes].tolist())
+            held = set(owners.task[units].tolist())
             whose = "belong to finished tasks"
             if len(held) == 1:
                 whose = f"all belong to task {held.pop()}, which gave up none of them"
@@ -218,7 +218,7 @@ class EideticNet(Drawable, Answering):
                     made[heads.key(head.layer)],
                     self._head(before, head.layer),
                     self.backbone,
-                    lambda classes: self.owners.hidden(before, classes),
+                    lambda units: self.owners.hidden(before, units),
                     self.blueprint.plan,
                 )
         return made
@@ -298,7 +298,7 @@ class EideticNet(Drawable, Answering):
         self._prune(fraction, by, data, since_start=since_start)
 
     def _prune(self, fraction: float, by: str, data: ScoreData | None, since_start: bool) -> None:
-        scores = class_scores(self, by, data)
+        scores = unit_scores(self, by, data)
         chosen = choose(
             self.blueprint,
             self.owners,
@@ -311,7 +311,7 @@ class EideticNet(Drawable, Answering):
 
     @exclusive
     def _give_up(self, chosen: Any) -> None:
-        """Take classes (a boolean vector) out of the open task."""
+        """Take units (a boolean vector) out of the open task."""
         with self._whole():
             self.owners = self.owners.pruning(chosen)
             self._level_computed_weights()
@@ -330,8 +330,8 @@ class EideticNet(Drawable, Answering):
         weight whose rows depend on each other (a spectral norm) has no such means.
         """
         for name, entry in self.blueprint.plan.parameters.items():
-            for read in entry.reads if varies(entry.owner) else ():
-                if not read.transformed or read.columns.shape != entry.owner.shape or entry.head:
+            for read in entry.reads if varies(entry.units) else ():
+                if not read.transformed or read.columns.shape != entry.units.shape or entry.head:
                     continue
                 weight = self.backbone.get_parameter(name)
                 rows = self.owners.level_of(read.rows)

@@ -30,8 +30,8 @@ class ReferenceNet(nn.Module):
         super().__init__()
         deps = autoeidetic.analyze(model, x)
         self.task = 0
-        self.levels = torch.zeros(deps.plan.classes + 1, dtype=torch.uint8)
-        self.groups = [torch.tensor(group.classes) for group in deps.groups]
+        self.levels = torch.zeros(deps.plan.units + 1, dtype=torch.uint8)
+        self.groups = [torch.tensor(group.units) for group in deps.groups]
         heads = {head.layer for head in deps.heads}
         self.layers = [
             MaskedWeight(self, module, deps.plan.parameters[f"{path}.weight"])
@@ -39,7 +39,7 @@ class ReferenceNet(nn.Module):
             if isinstance(module, (nn.Linear, nn.Conv2d)) and path not in heads
         ]
         self.norms = [
-            MaskedNorm(self, module, deps.plan.parameters[f"{path}.weight"].owner)
+            MaskedNorm(self, module, deps.plan.parameters[f"{path}.weight"].units)
             for path, module in model.named_modules()
             if isinstance(module, nn.BatchNorm2d)
         ]
@@ -54,8 +54,8 @@ class ReferenceNet(nn.Module):
         scores = torch.zeros(len(self.levels))
         for layer in self.layers:
             scores.index_add_(0, layer.rows, layer.module.weight_orig.flatten(1).square().sum(1))
-        for classes in self.groups:
-            used = classes[self.levels[classes] == self.task]
+        for units in self.groups:
+            used = units[self.levels[units] == self.task]
             lowest = scores[used].argsort()[: int(fraction * len(used))]
             self.levels[used[lowest]] = LATER
         self._assign()
@@ -83,9 +83,9 @@ class MaskedWeight:
 
     def __init__(self, net: ReferenceNet, module: Any, plan: Any) -> None:
         self.net, self.module = net, module
-        first = (slice(None), *[0] * (plan.owner.dim() - 2))
-        self.rows = plan.owner[:, 0][first].clone()
-        self.columns = torch.zeros(plan.owner.shape[1], dtype=torch.int64)
+        first = (slice(None), *[0] * (plan.units.dim() - 2))
+        self.rows = plan.units[:, 0][first].clone()
+        self.columns = torch.zeros(plan.units.shape[1], dtype=torch.int64)
         if plan.reads:  # otherwise it reads the input
             self.columns = plan.reads[0].columns[0][first].clone()
         self.readable = torch.zeros(len(self.columns), dtype=torch.uint8)

@@ -101,7 +101,7 @@ def giant(name: str) -> Record:
         "parameters": sum(p.numel() for p in model.parameters()),
         "seconds": seconds,
         "gibibytes": peak_memory() - before,
-        "classes": found[0].plan.classes,
+        "units": found[0].plan.units,
     }
 
 

@@ -142,7 +142,7 @@ class Requirements:
     """Closures under *requires*, by search."""
 
     def __init__(self, plan: Any) -> None:
-        self.classes = int(plan.classes)
+        self.classes = int(plan.units)
         self.edges = np.asarray(plan.requires, dtype=np.int64).reshape(-1, 2)
         self.forward: dict[int, list[int]] = {}
         self.backward: dict[int, list[int]] = {}
@@ -270,7 +270,7 @@ class Nested:
             raise ValueError(f"parameters that are not in the plan: {sorted(missing)}")
         randomize(self.model, seed)
         self.base = self.state()
-        self.kept = torch.ones(plan.classes + 1, dtype=torch.bool)
+        self.kept = torch.ones(plan.units + 1, dtype=torch.bool)
         self.path: list[str] = [""]
         self.masks: dict[str, list[Mask]] = {}
         self.protected = False
@@ -288,7 +288,7 @@ class Nested:
 
     def classes_of(self, name: str) -> Tensor:
         if name in self.parameters:
-            return self.plan.parameters[name].owner
+            return self.plan.parameters[name].units
         return self.plan.buffers[name]
 
     def write(self, state: dict[str, Tensor]) -> None:
@@ -317,7 +317,7 @@ class Nested:
         self.masks = {}
         state = dict(state)
         for name, entry in self.plan.parameters.items():
-            row = self.kept[entry.owner]
+            row = self.kept[entry.units]
             for read in entry.reads:
                 if read.transformed:
                     keep = ~self.kept[read.rows] | self.kept[read.columns]
@@ -513,7 +513,7 @@ def randomize(model: nn.Module, seed: int) -> None:
 
 def _trial(net: Nested, kept: set[int], *, seeds: int, what: str) -> Report:
     report = Report(trials=1)
-    net.kept = torch.zeros(net.plan.classes + 1, dtype=torch.bool)
+    net.kept = torch.zeros(net.plan.units + 1, dtype=torch.bool)
     net.kept[[0, *kept]] = True
     free = ~net.kept
     state = net.zeroed(net.base)
@@ -592,7 +592,7 @@ def check(
     requirements = Requirements(plan)
     generator = np.random.default_rng(seed)
     report = Report()
-    classes = generator.permutation(np.arange(1, plan.classes + 1))
+    classes = generator.permutation(np.arange(1, plan.units + 1))
     for k in _spread(plan, classes.tolist())[:samples]:
         kept = requirements.without(k)
         report.add(_trial(net, kept, seeds=seeds, what=f"without class {k} ({_members(plan, k)})"))
@@ -601,8 +601,8 @@ def check(
         share = (0.1, 0.3, 0.5, 0.8)[number % 4]
         drawn = classes[generator.random(len(classes)) < share].tolist()
         kept = requirements.needs([*head, *drawn])
-        if len(kept) < plan.classes:
-            what = f"random set {number} of {len(kept)}/{plan.classes} classes"
+        if len(kept) < plan.units:
+            what = f"random set {number} of {len(kept)}/{plan.units} classes"
             report.add(_trial(net, kept, seeds=seeds, what=what))
     if edges:
         pairs = requirements.between(_owning(plan))
@@ -616,7 +616,7 @@ def _spread(plan: Any, classes: list[int]) -> list[int]:
     """The classes in an order that visits every parameter before it comes back to one."""
     first: dict[int, str] = {}
     for name, entry in plan.parameters.items():
-        for k in entry.owner.unique().tolist():
+        for k in entry.units.unique().tolist():
             first.setdefault(k, name)
     classes = [k for k in classes if k in first] + [k for k in classes if k not in first]
     seen: dict[str, int] = {}
@@ -633,14 +633,14 @@ def output_classes(plan: Any) -> list[int]:
     found = {int(k) for tensor in leaves(plan.outputs) for k in tensor.unique().tolist()}
     for entry in plan.parameters.values():
         if entry.head:
-            found.update(int(k) for k in entry.owner.unique().tolist())
+            found.update(int(k) for k in entry.units.unique().tolist())
     return sorted(found - {0})
 
 
 def _looseness(net: Nested, requirements: Requirements, a: int, b: int, report: Report) -> None:
     """Is ``a`` really moved by ``b``? Keep all that does not need ``b``, and ``a`` without it."""
     kept = requirements.without(b) | (requirements.needs([a]) - {b})
-    net.kept = torch.zeros(net.plan.classes + 1, dtype=torch.bool)
+    net.kept = torch.zeros(net.plan.units + 1, dtype=torch.bool)
     net.kept[[0, *kept]] = True
     only_a, only_b = torch.zeros_like(net.kept), torch.zeros_like(net.kept)
     only_a[a] = True
@@ -658,10 +658,10 @@ def _looseness(net: Nested, requirements: Requirements, a: int, b: int, report: 
 
 def _owning(plan: Any) -> set[int]:
     """Classes that own an element of a parameter."""
-    return {k for entry in plan.parameters.values() for k in entry.owner.unique().tolist()}
+    return {k for entry in plan.parameters.values() for k in entry.units.unique().tolist()}
 
 
 def _members(plan: Any, k: int) -> str:
     """Where a class lives, for messages: the first parameters that it owns elements of."""
-    names = [name for name, entry in plan.parameters.items() if bool((entry.owner == k).any())]
+    names = [name for name, entry in plan.parameters.items() if bool((entry.units == k).any())]
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

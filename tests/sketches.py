@@ -25,7 +25,7 @@ class Sketch:
             "format": "autoeidetic-drawing",
             "version": 1,
             "title": title,
-            "summary": {"parameters": 0, "groups": 0, "classes": 0, "locked_share": 0.0},
+            "summary": {"parameters": 0, "groups": 0, "units": 0, "locked_share": 0.0},
             "modules": [],
             "nodes": [],
             "edges": [],
@@ -45,7 +45,7 @@ class Sketch:
     def node(self, label: str, kind: str = "layer", module: str = "m0", **more: Any) -> str:
         entry = {"id": f"n{len(self.drawing['nodes'])}", "module": module, "kind": kind}
         entry |= {"label": label, "type": "Linear", "path": label, "shape": [2, 8]}
-        entry |= {"parameters": 64, "parameter_shapes": {"weight": [8, 8]}, "classes": 8}
+        entry |= {"parameters": 64, "parameter_shapes": {"weight": [8, 8]}, "units": 8}
         entry |= {"line": "net.py:7", "groups": [], "carries": [], "locked": "", "nested": False}
         self.drawing["nodes"].append(entry | more)
         return entry["id"]

@@ -205,7 +205,7 @@ class Tags(HTMLParser):
 
 def test_hostile_names_stay_text() -> None:
     found = {"nodes": 5, "seconds": 0.1, "seconds_capture": 0.1, "weights": HOSTILE}
-    found |= {"unhandled": [], "unaccounted": 0, "largest_class_share": 0.0, "locked_share": 0.0}
+    found |= {"unhandled": [], "unaccounted": 0, "largest_unit_share": 0.0, "locked_share": 0.0}
     records = [
         {"model": HOSTILE, "family": HOSTILE, "analyze": found},
         {"model": "b", "family": HOSTILE, "analyze": {"error": HOSTILE}},

@@ -54,7 +54,7 @@ def test_residual_stream_is_one_group(resnet: Dependencies) -> None:
 def test_every_element_is_counted_once(resnet: Dependencies) -> None:
     heads = sum(head.elements for head in resnet.heads)
     groups = sum(group.elements for group in resnet.groups)
-    total = sum(p.owner.numel() for p in resnet.plan.parameters.values())
+    total = sum(p.units.numel() for p in resnet.plan.parameters.values())
     assert groups == resnet.backbone_elements == total - heads
     assert [head.layer for head in resnet.heads] == ["fc"]
     assert len(resnet.locked) == 0
@@ -66,7 +66,7 @@ def test_running_statistics_follow_their_channels(resnet: Dependencies) -> None:
     assert set(resnet.plan.buffers) == statistics
     for name, classes in resnet.plan.buffers.items():
         weight = name.replace("running_mean", "weight").replace("running_var", "weight")
-        assert torch.equal(classes, resnet.plan.parameters[weight].owner)
+        assert torch.equal(classes, resnet.plan.parameters[weight].units)
 
 
 def test_a_view_kept_as_an_attribute_is_still_the_parameter() -> None:
@@ -82,8 +82,8 @@ def test_a_view_kept_as_an_attribute_is_still_the_parameter() -> None:
 
     deps = autoeidetic.analyze(Kept(), torch.randn(2, 4))
     assert deps.unused == ()
-    owner = deps.plan.parameters["scales"].owner
-    assert torch.equal(owner[0], deps.plan.parameters["stem.bias"].owner)
+    owner = deps.plan.parameters["scales"].units
+    assert torch.equal(owner[0], deps.plan.parameters["stem.bias"].units)
 
 
 def test_attention_heads_divide(vit: Dependencies) -> None:
@@ -92,8 +92,8 @@ def test_attention_heads_divide(vit: Dependencies) -> None:
     assert (pattern.size, values.size) == (3, 192)
     requires = [bond for bond in values.bonds if bond.kind == "requires"]
     assert requires or vit.graph.has_edge(f"group:{values.name}", f"group:{pattern.name}")
-    closed = vit.plan.closure(_only(vit, values.classes[0]))
-    assert closed[list(pattern.classes)].sum() == 1  # its own head and no other
+    closed = vit.plan.closure(_only(vit, values.units[0]))
+    assert closed[list(pattern.units)].sum() == 1  # its own head and no other
     assert [n.module for n in vit.plan.nested] == [
         "blocks.0.norm1",
         "blocks.0.norm2",
@@ -104,7 +104,7 @@ def test_attention_heads_divide(vit: Dependencies) -> None:
 
 
 def _only(deps: Dependencies, number: int) -> np.ndarray:
-    kept = np.zeros(deps.plan.classes + 1, bool)
+    kept = np.zeros(deps.plan.units + 1, bool)
     kept[number] = True
     return kept
 
@@ -205,7 +205,7 @@ def test_json_and_table(resnet: Dependencies) -> None:
     assert "layer4.1.conv1" in text
     assert "head: fc (1000 outputs, 513,000 elements)" in text
     assert "<pre>" in resnet._repr_html_()
-    assert repr(resnet) == "Dependencies(12 groups, 3880 classes, 0.0% locked)"
+    assert repr(resnet) == "Dependencies(12 groups, 3880 units, 0.0% locked)"
 
 
 def test_hostile_names_stay_data() -> None:

@@ -145,7 +145,9 @@ def check_command(command: str) -> None:
 def test_commands_are_understood(page: Path) -> None:
     """Those in blocks, and those in the text that have arguments."""
     inline = re.findall(r"`((?:autoeidetic|python|pytest|pip) [^`\n]+)`", page.read_text())
-    names = {f"autoeidetic {name}" for name in [*command_line.COMMANDS, "COMMAND --help", "--version"]}
+    names = {
+        f"autoeidetic {name}" for name in [*command_line.COMMANDS, "COMMAND --help", "--version"]
+    }
     found = [command for block in blocks(page, "bash") for command in commands(block)]
     for command in found + [text for text in inline if text not in names]:
         check_command(command)
@@ -296,7 +298,7 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
 def test_inspect(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["inspect", *arguments]) == 0
     table = capsys.readouterr().out
-    assert "classes" in table
+    assert "units" in table
     assert command_line.main(["inspect", *arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["groups"]
 

@@ -73,7 +73,7 @@ def life() -> lives.Life:
 
 def tasks_of(net: EideticNet, name: str) -> Tensor:
     """The task that owns each element of a parameter of the backbone; -1: none."""
-    owner = net.blueprint.plan.parameters[name].owner
+    owner = net.blueprint.plan.parameters[name].units
     return torch.from_numpy(net.owners.task.astype(np.int64))[owner]
 
 
@@ -89,7 +89,7 @@ def scramble_owned(net: EideticNet, task: int) -> int:
         tensor = slot[0][slot[1]]
         plan = net.blueprint.plan
         if name in plan.parameters:
-            owner = plan.parameters[name].owner
+            owner = plan.parameters[name].units
         elif name in plan.buffers:
             owner = plan.buffers[name]
         else:
@@ -187,7 +187,7 @@ def counted(net: EideticNet) -> tuple[list[float], float]:
     for entry in plan.parameters.values():
         if entry.head or not entry.used:
             continue
-        for owner in entry.owner.flatten().tolist():
+        for owner in entry.units.flatten().tolist():
             total += 1
             if user[owner] < 0:
                 free += 1
@@ -225,7 +225,7 @@ def test_capacity_by_group_and_layer(life: lives.Life) -> None:
     net = life.net
     report = net.capacity()
     for group, share in zip(net.blueprint.groups, report.groups, strict=True):
-        tasks = net.owners.task[list(group.classes)]
+        tasks = net.owners.task[list(group.units)]
         assert share.name == group.name
         assert share.size == group.size
         assert share.tasks[:2] == ((tasks == 0).sum(), (tasks == 1).sum())
@@ -247,7 +247,7 @@ def test_reuse() -> None:
     level = torch.from_numpy(net.owners.levels)
     for name in ("conv.weight", "fc.weight"):
         entry = net.blueprint.plan.parameters[name]
-        rows, columns = level[entry.owner], level[entry.reads[0].columns]
+        rows, columns = level[entry.units], level[entry.reads[0].columns]
         weight = net.backbone.get_parameter(name).detach().abs()
         for row in range(3):
             for column in range(3):
@@ -291,7 +291,7 @@ def test_prune(name: str, fraction: float, by: str) -> None:
                 if kept[source] and not owners.outside[needed]:
                     assert kept[needed] or net.blueprint.plan.elements[needed] == 0
             for group in net.blueprint.groups:
-                assert kept[list(group.classes)].any(), group.name
+                assert kept[list(group.units)].any(), group.name
             assert not (owners.pruned & owners.locked).any()
         life.finish()
 
@@ -306,7 +306,7 @@ def test_prune_takes_the_lowest_of_each_group() -> None:
     for name, entry in net.blueprint.plan.parameters.items():
         if entry.head or not name.endswith("weight"):
             continue
-        rows = entry.owner[:, 0]
+        rows = entry.units[:, 0]
         worth = weight[name].square().sum(1)
         if (bias := name.replace("weight", "bias")) in weight:
             worth = worth + weight[bias].square()
@@ -327,7 +327,7 @@ def test_pruned_units_vanish() -> None:
     with torch.no_grad():
         for name, entry in life.net.blueprint.plan.parameters.items():
             if not entry.head:
-                mask = torch.from_numpy(life.net.owners.pruned)[entry.owner]
+                mask = torch.from_numpy(life.net.owners.pruned)[entry.units]
                 p = life.net.backbone.get_parameter(name)
                 p.copy_(torch.where(mask, torch.randn_like(p), p))
     assert lives.same(lives.answers(life.net, X, 0), after)

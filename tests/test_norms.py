@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import autoeidetic
-from autoeidetic.propagate.parameter_channels import Ownership
+from autoeidetic.propagate.parameter_channels import ParameterChannels
 from autoeidetic.propagate.values import ParameterView, compress
 
 C = 12
@@ -158,7 +158,7 @@ def test_disjoint_life(name: str) -> None:
 
 def levels_of(net: autoeidetic.EideticNet, name: str) -> Tensor:
     """The task of each row of a parameter: owned, or in training."""
-    owner = net.blueprint.plan.parameters[name].owner
+    owner = net.blueprint.plan.parameters[name].units
     return torch.from_numpy(net.owners.levels)[owner.flatten(1)[:, 0] if owner.dim() > 1 else owner]
 
 
@@ -329,13 +329,13 @@ def test_what_no_task_uses_stays_finite_in_a_deep_network() -> None:
 def test_a_standardised_weight_is_told_apart_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Written element by element, a network of a billion parameters needs more than 12 GiB."""
     written: list[int] = []
-    scatter = Ownership._scatter
+    scatter = ParameterChannels._scatter
 
-    def counted(self: Ownership, view: ParameterView, tags: Tensor, dense: Tensor) -> None:
+    def counted(self: ParameterChannels, view: ParameterView, tags: Tensor, dense: Tensor) -> None:
         written.append(dense.numel())
         scatter(self, view, tags, dense)
 
-    monkeypatch.setattr(Ownership, "_scatter", counted)
+    monkeypatch.setattr(ParameterChannels, "_scatter", counted)
     conv = StdConv2d(6, 8, 3, padding=0)
     autoeidetic.analyze(nn.Sequential(conv, nn.Flatten(), nn.Linear(8, 3)), torch.ones(2, 6, 3, 3))
     assert written == [conv.out_channels]

@@ -54,9 +54,9 @@ def pinned(net: EideticNet) -> dict[str, Tensor]:
     for name, entry in plan.parameters.items():
         if entry.head:
             continue
-        marked = (task[entry.owner] >= 0).clone()
+        marked = (task[entry.units] >= 0).clone()
         for read in entry.reads:
-            marked |= level[read.columns] > level[entry.owner]
+            marked |= level[read.columns] > level[entry.units]
         result[name] = marked
     return result
 

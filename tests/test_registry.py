@@ -116,7 +116,7 @@ class Twins(nn.Module):
 
 
 def owners(deps: Any, name: str) -> np.ndarray:
-    return deps.plan.parameters[name].owner[:, 0].numpy()
+    return deps.plan.parameters[name].units[:, 0].numpy()
 
 
 @pytest.mark.parametrize("model", [Swaps(), Twins()], ids=["one result", "two results"])

@@ -25,8 +25,8 @@ from autoeidetic.capture.recorder import Recorder
 from autoeidetic.couple import couple, nesting
 from autoeidetic.errors import UnhandledOperatorWarning
 from autoeidetic.propagate.algebra import Algebra
-from autoeidetic.propagate.channels import Units
-from autoeidetic.propagate.parameter_channels import Ownership
+from autoeidetic.propagate.channels import Channels
+from autoeidetic.propagate.parameter_channels import ParameterChannels
 from autoeidetic.propagate.propagate import _Interpreter
 from autoeidetic.propagate.rules import attention, index, linear, movement, registered
 from autoeidetic.propagate.tags import Tags, narrow
@@ -145,9 +145,9 @@ def test_cuda_attention(operator: str, masked: bool) -> None:
         needed = []
         for plan in plans:
             column = int(plan.parameters["head.weight"].reads[0].columns[0, channel])
-            kept = torch.zeros(plan.classes + 1, dtype=torch.bool)
+            kept = torch.zeros(plan.units + 1, dtype=torch.bool)
             kept[sorted(oracle.Requirements(plan).needs([column]))] = True
-            needed.append({name: kept[entry.owner] for name, entry in plan.parameters.items()})
+            needed.append({name: kept[entry.units] for name, entry in plan.parameters.items()})
         for name, elements in needed[0].items():
             assert torch.equal(elements, needed[1][name]), name
 
@@ -180,22 +180,22 @@ def replaced(patch: Patch, owner: Any, name: str, change: Callable[..., Any]) ->
 
 @mutation("spatial_gate", "attention_written", "aten.mul-gated")
 def no_requirements(patch: Patch) -> None:
-    patch.setattr(Units, "require", nothing)
+    patch.setattr(Channels, "require", nothing)
 
 
 @mutation("residual", "aten.add-pair")
 def no_joins(patch: Patch) -> None:
-    patch.setattr(Units, "join", nothing)
+    patch.setattr(Channels, "join", nothing)
 
 
 @mutation("outer_product", "aten.mul-crossed")
 def pairs_require_one_side(patch: Patch) -> None:
     def pair(self: Tags, left: Any, right: Any) -> Any:
-        derived = self.units.new(len(left))
-        self.units.require(derived, left, self.index)
+        derived = self.channels.new(len(left))
+        self.channels.require(derived, left, self.index)
         return derived
 
-    patch.setattr(Tags, "_pair_units", pair)
+    patch.setattr(Tags, "_pair_channels", pair)
 
 
 @mutation("residual", "aten.where-three_elements")
@@ -205,27 +205,27 @@ def second_operand_forgotten(patch: Patch) -> None:
 
 @mutation("mlp", "conv_bn_relu", "aten.linear-bias")
 def weights_read_nothing(patch: Patch) -> None:
-    replaced(patch, Ownership, "read", lambda old, s, w, columns: old(s, w, columns * 0))
+    replaced(patch, ParameterChannels, "read", lambda old, s, w, columns: old(s, w, columns * 0))
 
 
 @mutation("called_on_two_streams", "called_twice", "tied_linear")
 def second_use_forgotten(patch: Patch) -> None:
-    def read(old: Any, self: Ownership, weight: Value, columns: Tensor) -> bool:
+    def read(old: Any, self: ParameterChannels, weight: Value, columns: Tensor) -> bool:
         known = {use.parameter for use in self.reads}
         if weight.parameter is not None and weight.parameter.name in known:
             return True
         return old(self, weight, columns)
 
-    replaced(patch, Ownership, "read", read)
+    replaced(patch, ParameterChannels, "read", read)
 
 
 @mutation("lstm", "gru", "rnn")
 def hidden_columns_forgotten(patch: Patch) -> None:
-    def read(old: Any, self: Ownership, weight: Value, columns: Tensor) -> bool:
+    def read(old: Any, self: ParameterChannels, weight: Value, columns: Tensor) -> bool:
         hidden = weight.parameter is not None and "weight_hh" in weight.parameter.name
         return old(self, weight, columns * 0 if hidden else columns)
 
-    replaced(patch, Ownership, "read", read)
+    replaced(patch, ParameterChannels, "read", read)
 
 
 @mutation("mean_channels_linear", "aten.cumsum-channels", "aten.amax-elements")
@@ -299,7 +299,10 @@ def shared_weights_not_required(patch: Patch) -> None:
 @mutation("conv_bn_relu")
 def statistics_of_the_neighbour(patch: Patch) -> None:
     replaced(
-        patch, Ownership, "follow", lambda old, s, buffer, units: old(s, buffer, units.roll(1))
+        patch,
+        ParameterChannels,
+        "follow",
+        lambda old, s, buffer, units: old(s, buffer, units.roll(1)),
     )
 
 
@@ -315,7 +318,7 @@ def attention_without_a_pattern(patch: Patch) -> None:
 
 @mutation("indexed_table", "aten.index-computed", "aten.embedding-made")
 def computed_indices_forgotten(patch: Patch) -> None:
-    patch.setattr(index, "_unknown_units", nothing)
+    patch.setattr(index, "_unknown_channels", nothing)
 
 
 @mutation("norm_changes_input", "norm_result_dropped", "side_entrance")
@@ -344,11 +347,11 @@ def views_stay_as_they_were(patch: Patch) -> None:
 
 @mutation("std_conv", "scaled_weight")
 def computed_weights_read_nothing(patch: Patch) -> None:
-    def read(old: Any, self: Ownership, weight: Value, columns: Tensor) -> bool:
+    def read(old: Any, self: ParameterChannels, weight: Value, columns: Tensor) -> bool:
         computed = weight.parameter is not None and weight.parameter.transformed
         return computed or old(self, weight, columns)
 
-    replaced(patch, Ownership, "read", read)
+    replaced(patch, ParameterChannels, "read", read)
 
 
 @mutation("aten._local_scalar_dense-channels")

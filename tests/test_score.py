@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import autoeidetic
 from autoeidetic.errors import InputError
 from autoeidetic.tasks.pruning.choose import choose
-from autoeidetic.tasks.pruning.scores import ScoreData, class_scores
+from autoeidetic.tasks.pruning.scores import ScoreData, unit_scores
 
 X = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
@@ -38,13 +38,13 @@ def loss(net: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 def units(net: autoeidetic.EideticNet, layer: int) -> list[int]:
     """The classes of a layer's rows."""
-    return net.blueprint.plan.parameters[f"{2 * layer}.bias"].owner.tolist()
+    return net.blueprint.plan.parameters[f"{2 * layer}.bias"].units.tolist()
 
 
 @pytest.mark.parametrize("by", ["l1", "l2"])
 def test_magnitudes(by: str) -> None:
     net = network(6, 7)
-    scores = class_scores(net, by, None)
+    scores = unit_scores(net, by, None)
     power = int(by[1])
     for layer in range(2):
         linear = net.backbone[2 * layer]
@@ -56,7 +56,7 @@ def test_magnitudes(by: str) -> None:
 def test_taylor_is_the_loss_without_the_unit_to_first_order() -> None:
     """The derivative of the loss by a common factor on a unit's own parameters."""
     net = network(6, 7)
-    scores = class_scores(net, "taylor", ScoreData(BATCHES, loss))
+    scores = unit_scores(net, "taylor", ScoreData(BATCHES, loss))
     net.eval()
     for layer in range(2):
         linear = net.backbone[2 * layer]
@@ -83,7 +83,7 @@ def test_taylor_leaves_no_trace() -> None:
     for parameter in net.parameters():
         parameter.grad = torch.ones_like(parameter)
     with lives.unchanged(net):
-        class_scores(net, "taylor", ScoreData(BATCHES, loss))
+        unit_scores(net, "taylor", ScoreData(BATCHES, loss))
     assert all((p.grad == 1).all() for p in net.parameters())
 
 
@@ -91,7 +91,7 @@ def test_hybrid_is_between_its_parents() -> None:
     """The geometric mean of the change of the loss and the norm of the parameters."""
     net = network(6, 7)
     data = ScoreData(BATCHES, loss)
-    taylor, l2, hybrid = (class_scores(net, by, data) for by in ("taylor", "l2", "hybrid"))
+    taylor, l2, hybrid = (unit_scores(net, by, data) for by in ("taylor", "l2", "hybrid"))
     assert np.allclose(np.square(hybrid), np.sqrt(taylor) * np.sqrt(l2))
     assert hybrid[units(net, 0)].min() > 0
 
@@ -100,7 +100,7 @@ def pruned(
     net: autoeidetic.EideticNet, scores: Any, fraction: float, over_network: float
 ) -> list[int]:
     """How many units each layer gives up."""
-    vector = np.zeros(net.blueprint.plan.classes + 1)
+    vector = np.zeros(net.blueprint.plan.units + 1)
     for layer, values in enumerate(scores):
         vector[units(net, layer)] = values
     chosen = choose(net.blueprint, net.owners, vector, fraction, over_network=over_network)
@@ -176,7 +176,7 @@ def test_since_start_adds_up() -> None:
 def test_own_score_per_class_and_per_element() -> None:
     @autoeidetic.score("test-last")
     def last(net: Any, data: Any) -> Any:
-        return np.arange(net.blueprint.plan.classes + 1, dtype=float)
+        return np.arange(net.blueprint.plan.units + 1, dtype=float)
 
     net = network(6, 6)
     net.prune(0.5, by="test-last")

@@ -57,19 +57,19 @@ def account(model: torch.nn.Module, plan: Any) -> None:
     parameters = dict(model.named_parameters())
     assert set(plan.parameters) == set(parameters)
     for name, parameter in parameters.items():
-        owner = plan.parameters[name].owner
+        owner = plan.parameters[name].units
         assert owner.shape == parameter.shape, name
         assert owner.dtype == torch.int64, name
         assert int(owner.min()) >= 1, name
-        assert int(owner.max()) <= plan.classes, name
+        assert int(owner.max()) <= plan.units, name
         for read in plan.parameters[name].reads:
             assert int(read.columns.min()) >= 0, name
-            assert int(read.columns.max()) <= plan.classes, name
+            assert int(read.columns.max()) <= plan.units, name
     requires = np.asarray(plan.requires)
     assert requires.shape[1:] == (2,)
     if len(requires):
         assert requires.min() >= 0
-        assert requires.max() <= plan.classes
+        assert requires.max() <= plan.units
 
 
 @pytest.mark.parametrize("name", sorted(ZOO))
@@ -82,7 +82,7 @@ def test_zoo(name: str) -> None:
         deps = autoeidetic.analyze(model, inputs)
     plan = deps.plan
     account(model, plan)
-    assert all(int(c.max()) <= plan.classes for c in deps.values.values() if c.numel())
+    assert all(int(c.max()) <= plan.units for c in deps.values.values() if c.numel())
     report = oracle.check(model, inputs, plan, samples=10, seed=0)
     assert not report.missed, str(report)
     if name in UNINFORMATIVE:
@@ -123,7 +123,7 @@ def test_random_architectures(shard: int) -> None:
 
 def plain(plan: Any) -> SimpleNamespace:
     """A copy of a plan's data that can be changed."""
-    names = ("classes", "requires", "parameters", "buffers", "nested", "outputs")
+    names = ("units", "requires", "parameters", "buffers", "nested", "outputs")
     return SimpleNamespace(**{name: getattr(plan, name) for name in names})
 
 
@@ -131,7 +131,7 @@ def broken(name: str, change: Any) -> oracle.Report:
     """The oracle's report on a zoo model with a damaged plan; the intact plan must pass."""
     model, inputs = ZOO[name]()
     plan = plain(autoeidetic.analyze(model, inputs).plan)
-    samples = plan.classes
+    samples = plan.units
     assert not oracle.check(model, inputs, plan, samples=samples, seed=1).missed
     change(plan)
     return oracle.check(model, inputs, plan, samples=samples, seed=1)
@@ -150,7 +150,7 @@ def test_one_dropped_requirement_is_seen() -> None:
     """Every single edge onto the gate of a one-channel gate matters."""
     model, inputs = ZOO["spatial_gate"]()
     plan = plain(autoeidetic.analyze(model, inputs).plan)
-    gate = int(plan.parameters["gate.weight"].owner.flatten()[0])
+    gate = int(plan.parameters["gate.weight"].units.flatten()[0])
     edges = np.flatnonzero(plan.requires[:, 1] == gate)
     assert len(edges)
     for edge in edges:

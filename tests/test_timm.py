@@ -55,23 +55,23 @@ def accounted(model: nn.Module, deps: Any) -> None:
     parameters = dict(model.named_parameters())
     assert set(plan.parameters) == set(parameters)
     for name, parameter in parameters.items():
-        owner = plan.parameters[name].owner
+        owner = plan.parameters[name].units
         assert owner.shape == parameter.shape, name
         once = distinct(owner)
         assert int(once.min()) >= 1, name
-        assert int(once.max()) <= plan.classes, name
+        assert int(once.max()) <= plan.units, name
     assert int(plan.elements.sum()) == sum(p.numel() for p in parameters.values())
-    assert len(plan.elements) == plan.classes + 1
+    assert len(plan.elements) == plan.units + 1
     in_groups = sum(group.elements for group in deps.groups)
     assert in_groups == deps.backbone_elements
-    sizes = [len(group.classes) for group in deps.groups]
+    sizes = [len(group.units) for group in deps.groups]
     assert sizes == [group.size for group in deps.groups]
     assert nx.is_directed(deps.graph)
 
 
 def divided(deps: Any, largest: float = 0.02, locked: float = 0.10) -> None:
     assert deps.heads
-    assert deps.largest_class_share <= largest
+    assert deps.largest_unit_share <= largest
     assert deps.locked.share <= locked
 
 
@@ -155,7 +155,7 @@ def test_recurrent_classifiers(kind: type[nn.RNNBase], options: dict[str, Any]) 
     deps = autoeidetic.analyze(model, torch.zeros(2, 7, dtype=torch.long))
     accounted(model, deps)
     divided(deps)
-    owner = deps.plan.parameters["recurrence.weight_ih_l0"].owner[:, 0]
+    owner = deps.plan.parameters["recurrence.weight_ih_l0"].units[:, 0]
     gates = owner.view(-1, 64)
     assert (gates == gates[0]).all(), "a hidden unit is its gate rows together"
     assert len(owner.unique()) == 64

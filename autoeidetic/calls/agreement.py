@@ -1,7 +1,7 @@
 """Agreement: does the analysis of one call more say the same of every parameter?
 
 The plan of a network is made from its example inputs. Whatever the analysis of a call that they did
-not show finds must be in force already: the classes of all parameter elements that it reaches, what
+not show finds must be in force already: the units of all parameter elements that it reaches, what
 each weight reads, and what requires what.
 """
 
@@ -25,19 +25,19 @@ _REMEDY = (
 
 
 def translation(plan: Plan, other: Plan) -> Array:
-    """For each class of ``other`` the class of ``plan`` that has its elements; 0 for none.
+    """For each unit of ``other`` the unit of ``plan`` that has its elements; 0 for none.
 
     Raises:
         EnforcementError: ``other`` asks for something that ``plan`` does not keep.
     """
     _check_same_use(plan, other)
     _check_buffers(plan, other)
-    classes = _classes(plan, other)
-    mine = labels(plan, np.arange(plan.classes + 1))
-    theirs = labels(other, classes)
+    units = _units(plan, other)
+    mine = labels(plan, np.arange(plan.units + 1))
+    theirs = labels(other, units)
     _check_reads(plan, other, mine, theirs)
-    _check_requires(plan, other, classes, mine, theirs)
-    return classes
+    _check_requires(plan, other, units, mine, theirs)
+    return units
 
 
 def _refuse(fact: str, name: str) -> EnforcementError:
@@ -65,13 +65,13 @@ def _check_buffers(plan: Plan, other: Plan) -> None:
             raise _refuse(f"in this call the buffer '{name}' has one value per channel", name)
 
 
-# -- classes -----------------------------------------------------------------------------------
+# -- units -----------------------------------------------------------------------------------
 
 
-def _classes(plan: Plan, other: Plan) -> Array:
-    """The class of ``plan`` with the elements of each class of ``other``."""
-    found = np.zeros(other.classes + 1, np.int64)
-    rest = np.zeros(other.classes + 1, np.int64)
+def _units(plan: Plan, other: Plan) -> Array:
+    """The unit of ``plan`` with the elements of each unit of ``other``."""
+    found = np.zeros(other.units + 1, np.int64)
+    rest = np.zeros(other.units + 1, np.int64)
     for name, left, right in _pairs(plan, other):
         left, right = left[~other.unreached[right]], right[~other.unreached[right]]
         unreached = plan.unreached[left]
@@ -94,10 +94,10 @@ def _classes(plan: Plan, other: Plan) -> Array:
 
 
 def _pairs(plan: Plan, other: Plan) -> Iterator[tuple[str, Array, Array]]:
-    """The classes of each tensor's elements in both plans, side by side."""
-    used = {name: entry.owner for name, entry in other.parameters.items() if entry.used}
-    both = [(name, plan.parameters[name].owner, classes) for name, classes in used.items()]
-    both += [(name, plan.buffers[name], classes) for name, classes in other.buffers.items()]
+    """The units of each tensor's elements in both plans, side by side."""
+    used = {name: entry.units for name, entry in other.parameters.items() if entry.used}
+    both = [(name, plan.parameters[name].units, units) for name, units in used.items()]
+    both += [(name, plan.buffers[name], units) for name, units in other.buffers.items()]
     for name, left, right in both:
         small = torch.broadcast_tensors(core(left), core(right))
         yield name, *(each.reshape(-1).numpy() for each in small)
@@ -105,20 +105,20 @@ def _pairs(plan: Plan, other: Plan) -> Iterator[tuple[str, Array, Array]]:
 
 def _layer(plan: Plan, number: int) -> str:
     for name, entry in plan.parameters.items():
-        if (array(entry.owner) == number).any():
+        if (array(entry.units) == number).any():
             return name.rpartition(".")[0] or name
     return ""
 
 
-def labels(plan: Plan, classes: Array) -> Array:
-    """Names for classes that two plans share.
+def labels(plan: Plan, units: Array) -> Array:
+    """Names for units that two plans share.
 
-    One with elements has the number that ``classes`` gives it; one without is known by what it
+    One with elements has the number that ``units`` gives it; one without is known by what it
     requires, as a negative hash of that.
     """
     derived = plan.elements == 0
     derived[0] = False
-    label = np.where(derived, 0, classes).astype(np.int64)
+    label = np.where(derived, 0, units).astype(np.int64)
     source, needed = plan.requires.T if len(plan.requires) else (np.zeros(0, np.int64),) * 2
     follows = derived[source]
     source, needed = source[follows], needed[follows]
@@ -160,44 +160,44 @@ def _read_key(read: Read, label: Array) -> tuple[object, ...]:
     return read.transformed, canonical(read.columns, label), rows
 
 
-def canonical(classes: Tensor, label: Array) -> tuple[tuple[int, ...], bytes]:
+def canonical(units: Tensor, label: Array) -> tuple[tuple[int, ...], bytes]:
     """Labels without the dimensions in which they do not vary, as something to compare."""
-    small = core(classes)
+    small = core(units)
     named = compress(torch.from_numpy(label)[small])
     small = core(named)
     return tuple(small.shape), small.numpy().tobytes()
 
 
-def _check_requires(plan: Plan, other: Plan, classes: Array, mine: Array, theirs: Array) -> None:
+def _check_requires(plan: Plan, other: Plan, units: Array, mine: Array, theirs: Array) -> None:
     head = _heads(plan)
-    known, _, _ = _edges(plan, np.arange(plan.classes + 1), mine, head)
-    keys, source, needed = _edges(other, classes, theirs, head)
+    known, _, _ = _edges(plan, np.arange(plan.units + 1), mine, head)
+    keys, source, needed = _edges(other, units, theirs, head)
     missing = ~np.isin(keys, known)
     for left, right in zip(source[missing].tolist(), needed[missing].tolist(), strict=True):
         reached = plan.closure(head == left)
-        further = other.closure(np.arange(other.classes + 1) == right) & (other.elements > 0)
-        if not reached[classes[further]].all():
+        further = other.closure(np.arange(other.units + 1) == right) & (other.elements > 0)
+        if not reached[units[further]].all():
             name = _layer(plan, left)
             raise _refuse(f"in this call channels of layer '{name}' depend on further ones", name)
 
 
 def _heads(plan: Plan) -> Array:
-    """The first class of the head that a class belongs to; its own number for any other."""
-    result = np.arange(plan.classes + 1)
+    """The first unit of the head that a unit belongs to; its own number for any other."""
+    result = np.arange(plan.units + 1)
     for entry in plan.parameters.values():
         if entry.head:
-            own = array(entry.owner)
+            own = array(entry.units)
             result[own] = own.min()
     return result
 
 
-def _edges(plan: Plan, classes: Array, label: Array, head: Array) -> tuple[Array, Array, Array]:
-    """Requires edges of classes with elements, each once.
+def _edges(plan: Plan, units: Array, label: Array, head: Array) -> tuple[Array, Array, Array]:
+    """Requires edges of units with elements, each once.
 
-    A key that both plans share, the class of ``classes`` that requires, and what it requires.
+    A key that both plans share, the unit of ``units`` that requires, and what it requires.
     """
     source, needed = plan.requires.T if len(plan.requires) else (np.zeros(0, np.int64),) * 2
-    left, right = head[classes[source]], label[needed]
+    left, right = head[units[source]], label[needed]
     kept = (plan.elements[source] > 0) & (left != right) & (right != 0)
     left, right, needed = left[kept], right[kept], needed[kept]
     keys, first = np.unique(_scrambled(left) ^ _scrambled(_scrambled(right)), return_index=True)

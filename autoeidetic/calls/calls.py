@@ -45,19 +45,19 @@ _MOST = 10_000
 class Call:
     """A way of calling the model that was analysed.
 
-    ``classes`` gives for each class of that analysis the class of the network's plan that has its
+    ``units`` gives for each unit of that analysis the unit of the network's plan that has its
     elements. ``decisions``: what the code has read out of tensors in the call that was analysed.
     """
 
     blueprint: Blueprint
-    classes: Array
+    units: Array
     decisions: tuple[Hashable, ...] = ()
 
     def __deepcopy__(self, memo: Any) -> Call:
         return self  # immutable: copies of a network share it
 
     def owners(self, owners: Owners) -> Owners:
-        """The owners of the network's classes as owners of the classes of this analysis."""
+        """The owners of the network's units as owners of the units of this analysis."""
         plan = self.blueprint.plan
         if plan is owners.plan:
             return owners
@@ -65,17 +65,17 @@ class Call:
         return replace(
             owners,
             plan=plan,
-            task=np.where(has, owners.task[self.classes], FREE).astype(owners.task.dtype),
-            pruned=has & owners.pruned[self.classes],
+            task=np.where(has, owners.task[self.units], FREE).astype(owners.task.dtype),
+            pruned=has & owners.pruned[self.units],
             outside=self.blueprint.outside,
-            locked=has & owners.locked[self.classes],
+            locked=has & owners.locked[self.units],
         )
 
     @cached_property
     def digest(self) -> str:
         """Calls with the same digest are protected by the same masks, whoever owns what."""
         plan = self.blueprint.plan
-        named = labels(plan, self.classes)
+        named = labels(plan, self.units)
         content: list[Any] = [
             self.blueprint.split,
             self.blueprint.joint,
@@ -117,8 +117,8 @@ class Calls:
     @staticmethod
     def of(examples: tuple[CallInputs, ...], made: tuple[Blueprint, ...]) -> Calls:
         """The calls that the conversion has analysed."""
-        classes = np.arange(made[0].plan.classes + 1)
-        calls = [Call(blueprint, classes) for blueprint in made]
+        units = np.arange(made[0].plan.units + 1)
+        calls = [Call(blueprint, units) for blueprint in made]
         result = Calls(calls[0])
         for inputs, call in zip(examples, calls, strict=True):
             result.known[signature(inputs.args, inputs.kwargs)] = result.one_of(call)
@@ -174,10 +174,10 @@ def _analysis(model: nn.Module, *calls: CallInputs) -> Dependencies:
 
 def _agreed(model: nn.Module, first: Blueprint, deps: Dependencies) -> Call:
     """The last call of an analysis that finds nothing but what is in force."""
-    classes = translation(first.plan, deps.plan)
+    units = translation(first.plan, deps.plan)
     made = blueprints(model, deps)[-1]
     _check_heads(first, made)
-    return Call(made, classes, deps.capture.decisions[-1])
+    return Call(made, units, deps.capture.decisions[-1])
 
 
 def generalised(model: nn.Module, first: Blueprint, inputs: CallInputs) -> Sizes | None:

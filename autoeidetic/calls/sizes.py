@@ -213,7 +213,7 @@ def _nodes(deps: Dependencies) -> list[fx.Node]:
 def alike(calls: tuple[Dependencies, Dependencies], named: Sequence[np.ndarray]) -> bool:
     """Do two analysed calls differ in nothing but sizes along which no channels lie?
 
-    ``named``: names of the classes of each that both share.
+    ``named``: names of the units of each that both share.
     """
     first, second = map(_nodes, calls)
     if len(first) != len(second):
@@ -309,14 +309,14 @@ def _moving(node: fx.Node, deps: Dependencies) -> set[int]:
     return {dim for tags in known if tags is not None for dim in _varying(tags, deps)}
 
 
-def _varying(classes: Tensor, deps: Dependencies) -> list[int]:
-    """The dimensions along which classes vary, but for what no analysed call has reached."""
-    dims = varies(classes)
-    unreached = torch.from_numpy(deps.plan.unreached)[core(classes)]
+def _varying(units: Tensor, deps: Dependencies) -> list[int]:
+    """The dimensions along which units vary, but for what no analysed call has reached."""
+    dims = varies(units)
+    unreached = torch.from_numpy(deps.plan.unreached)[core(units)]
     if not bool(unreached.any()):
         return dims
-    small = core(classes)
-    low, high = small.masked_fill(unreached, deps.plan.classes + 1), small.masked_fill(unreached, 0)
+    small = core(units)
+    low, high = small.masked_fill(unreached, deps.plan.units + 1), small.masked_fill(unreached, 0)
     return [dim for dim in dims if bool((low.amin(dim) < high.amax(dim)).any())]
 
 

@@ -194,13 +194,13 @@ def fingerprint(blueprint: Blueprint) -> dict[str, str]:
     """What must be the same in a model that takes over the owners of another one."""
     plan = blueprint.plan
     numbers: list[Any] = [plan.requires, plan.elements]
-    numbers += [core(entry.owner).numpy() for entry in plan.parameters.values()]
-    numbers += [core(classes).numpy() for classes in plan.buffers.values()]
-    groups = (f"{group.name} {group.size} {group.classes}" for group in blueprint.groups)
+    numbers += [core(entry.units).numpy() for entry in plan.parameters.values()]
+    numbers += [core(units).numpy() for units in plan.buffers.values()]
+    groups = (f"{group.name} {group.size} {group.units}" for group in blueprint.groups)
     heads = (f"{head.layer} {head.parameters} {head.size}" for head in blueprint.heads)
     return {
-        "number of classes": str(plan.classes),
-        "parameters": _hash(f"{n} {list(p.owner.shape)}" for n, p in plan.parameters.items()),
+        "number of classes": str(plan.units),
+        "parameters": _hash(f"{n} {list(p.units.shape)}" for n, p in plan.parameters.items()),
         "operators": _hash(blueprint.operators),
         "groups": _hash(groups),
         "output layers": _hash(heads),

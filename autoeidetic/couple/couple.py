@@ -1,6 +1,6 @@
-"""Couple: from tags to classes, groups and heads.
+"""Couple: from tags to units, groups and heads.
 
-Joined units and the strongly connected components of "requires" are the classes. Classes
+Joined channels and the strongly connected components of "requires" are the units. Units
 with the same members in the same layers are a group: what is pruned by percentage.
 """
 
@@ -21,7 +21,7 @@ from ..capture.graph import operator_name
 from ..errors import NoParametersError
 from ..plan.plan import ParameterPlan, Plan, Read, layer_of
 from ..propagate.algebra import Algebra
-from ..propagate.propagate import Propagation, unit_numbers
+from ..propagate.propagate import Propagation, channel_numbers
 from ..propagate.values import Value, array, compress, core
 from .nesting import accepted_sites, nested_modules, structure
 
@@ -31,64 +31,64 @@ _ROUNDS = 32
 
 @dataclass(frozen=True)
 class Coupling:
-    """Classes of all units, and which of them form a group."""
+    """Units of all channels, and which of them form a group."""
 
     propagation: Propagation
     plan: Plan
-    class_of_unit: Array
-    group_of_class: Array
+    unit_of_channel: Array
+    group_of_unit: Array
     groups: int
     node_tags: dict[fx.Node, Tensor]
     nested_sites: dict[int, str]
     heads: tuple[str, ...]
 
-    def classes(self, tags: Tensor) -> Tensor:
-        """Tags as classes."""
-        return _relabel(tags, self.class_of_unit)
+    def units(self, tags: Tensor) -> Tensor:
+        """Tags as units."""
+        return _relabel(tags, self.unit_of_channel)
 
 
 def couple(propagation: Propagation) -> Coupling:
-    """Form classes and groups, find the heads, and write the plan."""
+    """Form units and groups, find the heads, and write the plan."""
     algebra = propagation.algebra
     unused = _own_unused(algebra)
     tags = _node_tags(propagation)
-    outputs = _output_units(propagation, tags)
+    outputs = _output_channels(propagation, tags)
     nested = accepted_sites(propagation)
-    labels = _classes(propagation, outputs, set(nested))
+    labels = _units(propagation, outputs, set(nested))
     relabel = lambda tags: _relabel(tags, labels)  # noqa: E731
-    owners = {name: relabel(algebra.owners[name]) for name in algebra.parameter_shapes}
-    reads = _reads(propagation, owners, relabel)
-    classes = lambda node: compress(relabel(tags[node])) if node in tags else None  # noqa: E731
+    units_of = {name: relabel(algebra.channels_of[name]) for name in algebra.parameter_shapes}
+    reads = _reads(propagation, units_of, relabel)
+    units = lambda node: compress(relabel(tags[node])) if node in tags else None  # noqa: E731
     count = int(labels.max(initial=0))
-    elements = _elements(owners, count)
+    elements = _elements(units_of, count)
     edges = _edges(propagation, labels, set(nested))
-    read_classes = _read_classes(reads, count)
-    alive = _alive(elements, labels[outputs], edges, read_classes)
-    heads = _heads(propagation, owners, labels[outputs], edges[alive], read_classes, unused)
+    read_units = _read_units(reads, count)
+    alive = _alive(elements, labels[outputs], edges, read_units)
+    heads = _heads(propagation, units_of, labels[outputs], edges[alive], read_units, unused)
     plan = Plan(
-        classes=count,
+        units=count,
         elements=elements,
         requires=edges,
         parameters={
             name: ParameterPlan(
-                owner=owners[name],
+                units=units_of[name],
                 reads=tuple(reads[name]),
                 head=name in heads,
                 used=name not in unused,
             )
             for name in propagation.capture.parameters
         },
-        buffers={name: relabel(units) for name, units in algebra.buffers.items()},
-        nested=nested_modules(propagation, nested, classes),
-        outputs=structure(propagation.capture.outputs, classes),
+        buffers={name: relabel(channels) for name, channels in algebra.buffers.items()},
+        nested=nested_modules(propagation, nested, units),
+        outputs=structure(propagation.capture.outputs, units),
         unreached=_unreached(algebra, labels, count),
     )
-    group_of_class, groups = _groups(plan)
+    group_of_unit, groups = _groups(plan)
     return Coupling(
         propagation=propagation,
         plan=plan,
-        class_of_unit=labels,
-        group_of_class=group_of_class,
+        unit_of_channel=labels,
+        group_of_unit=group_of_unit,
         groups=groups,
         node_tags=tags,
         nested_sites=nested,
@@ -97,11 +97,11 @@ def couple(propagation: Propagation) -> Coupling:
 
 
 def _own_unused(algebra: Algebra) -> set[str]:
-    """Give parameters, and parts of them, that no output reads a unit of their own."""
-    unused = {name for name in algebra.parameter_shapes if name not in algebra.owners}
+    """Give parameters, and parts of them, that no output reads a channel of their own."""
+    unused = {name for name in algebra.parameter_shapes if name not in algebra.channels_of}
     for name in unused:
-        unit = torch.from_numpy(algebra.units.new(1)).reshape(())
-        algebra.owners[name] = unit.expand(algebra.parameter_shapes[name])
+        channel = torch.from_numpy(algebra.channels.new(1)).reshape(())
+        algebra.channels_of[name] = channel.expand(algebra.parameter_shapes[name])
     algebra.rests.clear()  # those of the analysis itself were read whole
     for name in algebra.parameter_shapes:
         algebra.complete(name)
@@ -109,7 +109,7 @@ def _own_unused(algebra: Algebra) -> set[str]:
 
 
 def _node_tags(propagation: Propagation) -> dict[fx.Node, Tensor]:
-    """The units in every node's value, looked up once: a mixed parameter may yet make new ones."""
+    """The channels in every node's value, looked up once: looking up may make new ones."""
     return {
         node: propagation.algebra.tags(value)
         for node, value in propagation.values.items()
@@ -117,39 +117,39 @@ def _node_tags(propagation: Propagation) -> dict[fx.Node, Tensor]:
     }
 
 
-def _output_units(propagation: Propagation, tags: dict[fx.Node, Tensor]) -> Array:
-    """Units of the model's outputs.
+def _output_channels(propagation: Propagation, tags: dict[fx.Node, Tensor]) -> Array:
+    """Channels of the model's outputs.
 
     Raises:
         NoParametersError: there are none.
     """
     leaves = [n for n in pytree.tree_leaves(propagation.capture.outputs) if isinstance(n, fx.Node)]
-    found = [unit_numbers(tags[node]) for node in leaves]
-    units = np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
-    if not len(units):
+    found = [channel_numbers(tags[node]) for node in leaves]
+    channels = np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
+    if not len(channels):
         raise NoParametersError(
             "no output of the model depends on a parameter",
             remedy="pass a model with parameters whose forward returns tensors computed from them",
         )
-    return units
+    return channels
 
 
-# -- classes ----------------------------------------------------------------------------------
+# -- units ----------------------------------------------------------------------------------
 
 
-def _classes(propagation: Propagation, outputs: Array, nested: set[int]) -> Array:
-    """The class number of every unit; 0 for unit 0."""
-    units = propagation.algebra.units
-    labels = units.roots
+def _units(propagation: Propagation, outputs: Array, nested: set[int]) -> Array:
+    """The unit number of every channel; 0 for channel 0."""
+    channels = propagation.algebra.channels
+    labels = channels.roots
     left, right = _raw_edges(propagation, nested)
     labels = _compact(_strong(labels, left, right))
-    read = np.zeros(units.count, bool)
+    read = np.zeros(channels.count, bool)
     read[outputs] = True
     for use in propagation.algebra.reads:
         read[array(use.columns)] = True
     signature = _layer_signature(propagation.algebra)
     several = len(propagation.capture.roots) > 1
-    owning = np.concatenate([array(owner) for owner in propagation.algebra.owners.values()])
+    owning = np.concatenate([array(units) for units in propagation.algebra.channels_of.values()])
     for _ in range(_ROUNDS):
         if several:
             labels = _merge_equal_mixtures(labels, left, right, owning)
@@ -163,7 +163,7 @@ def _classes(propagation: Propagation, outputs: Array, nested: set[int]) -> Arra
 def _raw_edges(propagation: Propagation, nested: set[int]) -> tuple[Array, Array]:
     events = [
         e
-        for e in propagation.algebra.units.events
+        for e in propagation.algebra.channels.events
         if e.kind == "requires" and (e.mixing < 0 or e.mixing not in nested)
     ]
     if not events:
@@ -188,7 +188,7 @@ def _strong(labels: Array, left: Array, right: Array) -> Array:
 
 
 def _compact(labels: Array) -> Array:
-    """Consecutive numbers, 0 kept for unit 0."""
+    """Consecutive numbers, 0 kept for channel 0."""
     present = np.zeros(int(labels.max()) + 1, np.int64)
     present[labels] = 1
     present[0] = 1
@@ -196,23 +196,23 @@ def _compact(labels: Array) -> Array:
 
 
 def _layer_signature(algebra: Algebra) -> Array:
-    """A random number per unit that tells in which layer it has elements."""
+    """A random number per channel that tells in which layer it has elements."""
     random = np.random.default_rng(0)
-    signature = np.zeros(algebra.units.count, np.uint64)
+    signature = np.zeros(algebra.channels.count, np.uint64)
     layers: dict[str, np.uint64] = {}
-    for name, owner in algebra.owners.items():
+    for name, units in algebra.channels_of.items():
         layer = name.rpartition(".")[0]
         if layer not in layers:
             layers[layer] = random.integers(1, 1 << 63, dtype=np.uint64)
-        signature[array(owner)] = layers[layer]
+        signature[array(units)] = layers[layer]
     return signature
 
 
 def _merge_equal_mixtures(labels: Array, left: Array, right: Array, owning: Array) -> Array:
-    """Join classes without elements that require the same classes.
+    """Join units without elements that require the same units.
 
-    Each analysed call makes derived units of its own. Where two calls mix the same channels, a
-    class must not be told from another because one call more requires it.
+    Each analysed call makes derived channels of its own. Where two calls mix the same channels, a
+    unit must not be told from another because one call more requires it.
     """
     random = np.random.default_rng(3)
     while True:
@@ -236,7 +236,7 @@ def _merge_equal_mixtures(labels: Array, left: Array, right: Array, owning: Arra
 
 
 def _unreached(algebra: Algebra, labels: Array, count: int) -> Array:
-    """The classes of what :meth:`Ownership.complete` has found without a unit."""
+    """The units of what :meth:`ParameterChannels.complete` has found without a channel."""
     found = np.zeros(count + 1, bool)
     found[labels[algebra.rests]] = True
     return found
@@ -245,11 +245,11 @@ def _unreached(algebra: Algebra, labels: Array, count: int) -> Array:
 def _merge_useless_apart(
     labels: Array, left: Array, right: Array, read: Array, signature: Array
 ) -> Array | None:
-    """Join classes of which neither is of use without the other.
+    """Join units of which neither is of use without the other.
 
-    A class that no weight and no output reads is of use only to those that require it. When
-    exactly one class does, the two are one. When two such classes of the same layers are
-    required by the same classes, losing one makes the other useless: they are one, too (the
+    A unit that no weight and no output reads is of use only to those that require it. When
+    exactly one unit does, the two are one. When two such units of the same layers are
+    required by the same units, losing one makes the other useless: they are one, too (the
     queries and keys of an attention head).
     """
     size = int(labels.max()) + 1
@@ -289,7 +289,7 @@ def _merge_useless_apart(
 
 
 def _edges(propagation: Propagation, labels: Array, nested: set[int]) -> Array:
-    """Requires edges between classes, each once."""
+    """Requires edges between units, each once."""
     left, right = _raw_edges(propagation, nested)
     a, b = labels[left], labels[right]
     apart = (a != b) & (a != 0) & (b != 0)
@@ -300,15 +300,15 @@ def _edges(propagation: Propagation, labels: Array, nested: set[int]) -> Array:
 
 def _relabel(tags: Tensor, labels: Array) -> Tensor:
     small = core(tags)
-    classes = torch.from_numpy(labels[small.reshape(-1).numpy()])
-    return classes.view(small.shape).expand(tags.shape)
+    units = torch.from_numpy(labels[small.reshape(-1).numpy()])
+    return units.view(small.shape).expand(tags.shape)
 
 
 # -- heads, reads, groups -----------------------------------------------------------------------
 
 
 def _reads(
-    propagation: Propagation, owners: dict[str, Tensor], relabel: Callable[[Tensor], Tensor]
+    propagation: Propagation, units_of: dict[str, Tensor], relabel: Callable[[Tensor], Tensor]
 ) -> dict[str, list[Read]]:
     """The uses of each weight. What several analysed calls have in common counts once."""
     reads: dict[str, list[Read]] = defaultdict(list)
@@ -319,7 +319,7 @@ def _reads(
         node = propagation.nodes[use.node]
         read = Read(
             columns=relabel(use.columns),
-            rows=owners[use.parameter] if use.rows is None else relabel(use.rows),
+            rows=units_of[use.parameter] if use.rows is None else relabel(use.rows),
             transformed=use.rows is not None,
             module=node.meta["module"],
             operator=operator_name(node),
@@ -337,12 +337,12 @@ def _reads(
 
 def _about(read: Read) -> tuple[Hashable, ...]:
     """Everything about a read, without the sizes of dimensions in which nothing varies."""
-    small = [core(compress(classes)) for classes in (read.columns, read.rows)]
-    classes = [(tuple(each.shape), each.numpy().tobytes()) for each in small]
-    return read.module, read.operator, read.transformed, *classes
+    small = [core(compress(units)) for units in (read.columns, read.rows)]
+    units = [(tuple(each.shape), each.numpy().tobytes()) for each in small]
+    return read.module, read.operator, read.transformed, *units
 
 
-def _read_classes(reads: dict[str, list[Read]], count: int) -> Array:
+def _read_units(reads: dict[str, list[Read]], count: int) -> Array:
     seen = np.zeros(count + 1, bool)
     for uses in reads.values():
         for use in uses:
@@ -351,17 +351,17 @@ def _read_classes(reads: dict[str, list[Read]], count: int) -> Array:
     return seen
 
 
-def _elements(owners: dict[str, Tensor], count: int) -> Array:
-    """How many parameter elements each class has."""
+def _elements(units_of: dict[str, Tensor], count: int) -> Array:
+    """How many parameter elements each unit has."""
     elements = np.zeros(count + 1, np.int64)
-    for owner in owners.values():
-        small = array(owner)
-        np.add.at(elements, small, owner.numel() // max(len(small), 1))
+    for units in units_of.values():
+        small = array(units)
+        np.add.at(elements, small, units.numel() // max(len(small), 1))
     return elements
 
 
 def _alive(elements: Array, outputs: Array, edges: Array, read: Array) -> Array:
-    """Edges of classes that something depends on; a mixture that is not used requires in vain."""
+    """Edges of units that something depends on; a mixture that is not used requires in vain."""
     of_use = read | (elements > 0)
     of_use[outputs] = True
     while not of_use[edges[of_use[edges[:, 0]], 1]].all():
@@ -371,7 +371,7 @@ def _alive(elements: Array, outputs: Array, edges: Array, read: Array) -> Array:
 
 def _heads(
     propagation: Propagation,
-    owners: dict[str, Tensor],
+    units_of: dict[str, Tensor],
     outputs: Array,
     edges: Array,
     read: Array,
@@ -385,21 +385,21 @@ def _heads(
     roles = propagation.algebra.roles
     layers = {layer_of(name) for name, role in roles if role in ("output", "bias")}
     normed = {name for name, role in roles if role == "norm"}
-    made = {name for name in owners if layer_of(name) in layers and name not in normed | unused}
-    for name, owner in owners.items():  # what ends in a norm, say, is a feature and not a head
+    made = {name for name in units_of if layer_of(name) in layers and name not in normed | unused}
+    for name, units in units_of.items():  # what ends in a norm, say, is a feature and not a head
         if name not in made:
-            final[array(owner)] = False
-    return {name for name in made if final[array(owners[name])].all()}
+            final[array(units)] = False
+    return {name for name in made if final[array(units_of[name])].all()}
 
 
 def _groups(plan: Plan) -> tuple[Array, int]:
-    """Number the sets of classes that have the same number of elements in the same parameters."""
+    """Number the sets of units that have the same number of elements in the same parameters."""
     random = np.random.default_rng(2)
-    signature = np.zeros(plan.classes + 1, np.uint64)
-    order = np.full(plan.classes + 1, len(plan.parameters), np.int64)
+    signature = np.zeros(plan.units + 1, np.uint64)
+    order = np.full(plan.units + 1, len(plan.parameters), np.int64)
     for position, parameter in reversed(list(enumerate(plan.parameters.values()))):
-        small = array(parameter.owner)
-        each = np.uint64(parameter.owner.numel() // max(len(small), 1))
+        small = array(parameter.units)
+        each = np.uint64(parameter.units.numel() // max(len(small), 1))
         with np.errstate(over="ignore"):
             key = random.integers(1, 1 << 63, dtype=np.uint64) * each
         np.add.at(signature, small, key)
@@ -407,6 +407,6 @@ def _groups(plan: Plan) -> tuple[Array, int]:
     owning = plan.elements > 0
     _, first, inverse = np.unique(signature[owning], return_index=True, return_inverse=True)
     rank = np.argsort(np.lexsort((first, order[owning][first])))
-    groups = np.full(plan.classes + 1, -1, np.int64)
+    groups = np.full(plan.units + 1, -1, np.int64)
     groups[owning] = rank[inverse.reshape(-1)]
     return groups, len(first)

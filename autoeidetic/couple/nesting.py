@@ -20,7 +20,7 @@ from ..propagate.propagate import MixingSite, Propagation
 from ..propagate.tags import narrow
 from ..propagate.values import Value, varies
 
-ClassesOf = Callable[[fx.Node], Tensor | None]
+UnitsOf = Callable[[fx.Node], Tensor | None]
 #: Norms with statistics per level, and the dimension of their channels.
 _NORMS = {"aten.layer_norm": -1, "aten.rms_norm": -1, "aten.group_norm": 1}
 
@@ -84,7 +84,7 @@ def _leaves(structure: Any) -> list[fx.Node]:
 
 
 def nested_modules(
-    propagation: Propagation, accepted: dict[int, str], classes: ClassesOf
+    propagation: Propagation, accepted: dict[int, str], units: UnitsOf
 ) -> tuple[Nested, ...]:
     sites: dict[str, list[MixingSite]] = defaultdict(list)
     for index, path in accepted.items():
@@ -101,14 +101,14 @@ def nested_modules(
                 lines=tuple(dict.fromkeys(n.meta["line"] for n in nodes if n.meta["line"])),
                 calls=tuple(
                     NestedCall(
-                        structure(c.args, classes),
-                        structure(c.kwargs, classes),
-                        structure(c.outputs, classes),
+                        structure(c.args, units),
+                        structure(c.kwargs, units),
+                        structure(c.outputs, units),
                     )
                     for c in calls.values()
                 ),
                 examples=tuple(propagation.capture.example_of(c.scope) for c in calls.values()),
-                norms=_norms(propagation, calls, nodes, classes, set(sites) - {path}),
+                norms=_norms(propagation, calls, nodes, units, set(sites) - {path}),
                 enclosed=any(
                     propagation.capture.calls[ident].path in set(sites) - {path}
                     for node in nodes
@@ -123,7 +123,7 @@ def _norms(
     propagation: Propagation,
     calls: dict[int, ModuleCall],
     mixing: list[fx.Node],
-    classes: ClassesOf,
+    units: UnitsOf,
     others: set[str],
 ) -> tuple[tuple[Norm, ...], ...] | None:
     """The norms in each call, in order; None when something else mixes, or not over channels.
@@ -140,7 +140,7 @@ def _norms(
         deeper = node.meta["scope"][node.meta["scope"].index(inside[-1]) + 1 :]
         if any(propagation.capture.calls[ident].path in others for ident in deeper):
             continue
-        before, after = classes(node.args[0]), classes(node)  # type: ignore[arg-type]
+        before, after = units(node.args[0]), units(node)  # type: ignore[arg-type]
         if before is None or after is None:
             return None
         dim = _NORMS[operator_name(node)] % before.dim()
@@ -158,12 +158,12 @@ def _norms(
     return tuple(tuple(norms) for norms in found.values())
 
 
-def structure(nodes: Any, classes: ClassesOf) -> Any:
-    """The same structure with classes for nodes; what is absent stays so."""
-    of = lambda leaf: classes(leaf) if isinstance(leaf, fx.Node) else leaf  # noqa: E731
+def structure(nodes: Any, units: UnitsOf) -> Any:
+    """The same structure with units for nodes; what is absent stays so."""
+    of = lambda leaf: units(leaf) if isinstance(leaf, fx.Node) else leaf  # noqa: E731
     return pytree.tree_map(of, nodes)
 
 
 def output_leaves(outputs: Any) -> list[Tensor | None]:
-    """The classes in each leaf of an output; None for one that is no tensor."""
+    """The units in each leaf of an output; None for one that is no tensor."""
     return [None if leaf is ABSENT else leaf for leaf in pytree.tree_leaves(outputs)]

@@ -42,7 +42,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Bond:
-    """What couples the classes of a group, and where.
+    """What couples the units of a group, and where.
 
     ``kind``: ``joined`` (channel by channel), ``requires`` (reads ``other`` without a weight
     that could be zeroed), ``mixed`` (lies along a dimension that is summed or normalised),
@@ -65,14 +65,14 @@ class Bond:
 
 @dataclass(frozen=True)
 class Group:
-    """Classes with the same members in the same layers: what is pruned by percentage."""
+    """Units with the same members in the same layers: what is pruned by percentage."""
 
     name: str
     size: int
     elements: int
     members: tuple[Member, ...]
     bonds: tuple[Bond, ...]
-    classes: tuple[int, ...]
+    units: tuple[int, ...]
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -168,8 +168,8 @@ class Structure:
     locked: Locked
     group_requires: tuple[tuple[str, str, Place], ...]
     backbone: int
-    largest_class: int
-    locked_classes: Array
+    largest_unit: int
+    locked_units: Array
     outside: Array
 
 
@@ -177,55 +177,55 @@ def build(coupling: Coupling) -> Structure:
     """Describe a coupling."""
     plan = coupling.plan
     heads = set(coupling.heads)
-    head_class = _owned_by(coupling, heads)
+    head_unit = _owned_by(coupling, heads)
     unused = {name for name, p in plan.parameters.items() if not p.used}
-    idle_class = _owned_by(coupling, unused)
+    idle_unit = _owned_by(coupling, unused)
     members = _members(coupling, heads, unused)
-    names, kept = _names(coupling, members, head_class | idle_class)
+    names, kept = _names(coupling, members, head_unit | idle_unit)
     bonds, requires = _bonds(coupling, names)
-    classes = _classes_by_group(coupling)
+    units = _units_by_group(coupling)
     groups = tuple(
         Group(
             name=names[g],
-            size=len(classes[g]),
-            elements=int(plan.elements[classes[g]].sum()),
+            size=len(units[g]),
+            elements=int(plan.elements[units[g]].sum()),
             members=tuple(members[g]),
             bonds=tuple(bonds[g]),
-            classes=tuple(classes[g].tolist()),
+            units=tuple(units[g].tolist()),
         )
         for g in kept
     )
     backbone = int(plan.elements.sum()) - sum(
-        plan.parameters[name].owner.numel() for name in heads | unused
+        plan.parameters[name].units.numel() for name in heads | unused
     )
-    outside = head_class | idle_class
+    outside = head_unit | idle_unit
     inside = np.where(outside, 0, plan.elements)
-    locked_classes = _locked_classes(coupling, kept, head_class)
+    locked_units = _locked_units(coupling, kept, head_unit)
     return Structure(
         groups=groups,
         heads=_heads(coupling),
         unused=tuple(sorted(unused)),
-        locked=_locked(coupling, kept, names, locked_classes, backbone),
+        locked=_locked(coupling, kept, names, locked_units, backbone),
         group_requires=requires,
         backbone=backbone,
-        largest_class=int(inside.max()),
-        locked_classes=locked_classes,
+        largest_unit=int(inside.max()),
+        locked_units=locked_units,
         outside=outside,
     )
 
 
 def _owned_by(coupling: Coupling, parameters: set[str]) -> Array:
-    """The classes that have elements in these parameters."""
-    found = np.zeros(coupling.plan.classes + 1, bool)
+    """The units that have elements in these parameters."""
+    found = np.zeros(coupling.plan.units + 1, bool)
     for name in parameters:
-        found[array(coupling.plan.parameters[name].owner)] = True
+        found[array(coupling.plan.parameters[name].units)] = True
     return found
 
 
-def _classes_by_group(coupling: Coupling) -> list[Array]:
-    owning = np.flatnonzero(coupling.group_of_class >= 0)
-    order = owning[np.argsort(coupling.group_of_class[owning], kind="stable")]
-    bounds = np.cumsum(np.bincount(coupling.group_of_class[owning], minlength=coupling.groups))
+def _units_by_group(coupling: Coupling) -> list[Array]:
+    owning = np.flatnonzero(coupling.group_of_unit >= 0)
+    order = owning[np.argsort(coupling.group_of_unit[owning], kind="stable")]
+    bounds = np.cumsum(np.bincount(coupling.group_of_unit[owning], minlength=coupling.groups))
     return np.split(order, bounds[:-1])
 
 
@@ -235,9 +235,9 @@ def _heads(coupling: Coupling) -> tuple[Head, ...]:
         layers[layer_of(name)].append(name)
     result = []
     for layer, parameters in layers.items():
-        owners = [coupling.plan.parameters[name].owner for name in parameters]
-        size = len(np.unique(np.concatenate([array(o) for o in owners])))
-        elements = sum(o.numel() for o in owners)
+        units = [coupling.plan.parameters[name].units for name in parameters]
+        size = len(np.unique(np.concatenate([array(each) for each in units])))
+        elements = sum(each.numel() for each in units)
         result.append(Head(layer, tuple(parameters), size, elements))
     return tuple(result)
 
@@ -252,7 +252,7 @@ def _members(coupling: Coupling, heads: set[str], unused: set[str]) -> list[list
     members: list[list[Member]] = [[] for _ in range(coupling.groups)]
     for name, parameter in coupling.plan.parameters.items():
         role = "unused" if name in unused else "+".join(roles[name]) or "free"
-        for g, count in _group_counts(coupling, parameter.owner):
+        for g, count in _group_counts(coupling, parameter.units):
             members[g].append(Member(layer_of(name), name, role, count))
     for name, parameter in coupling.plan.parameters.items():
         for read in parameter.reads:
@@ -261,10 +261,10 @@ def _members(coupling: Coupling, heads: set[str], unused: set[str]) -> list[list
     return members
 
 
-def _group_counts(coupling: Coupling, classes: Tensor) -> list[tuple[int, int]]:
-    """How many elements of a tensor of classes lie in each group."""
-    small = coupling.group_of_class[array(classes)]
-    each = classes.numel() // max(len(small), 1)
+def _group_counts(coupling: Coupling, units: Tensor) -> list[tuple[int, int]]:
+    """How many elements of a tensor of units lie in each group."""
+    small = coupling.group_of_unit[array(units)]
+    each = units.numel() // max(len(small), 1)
     counts = np.bincount(small + 1, minlength=1)
     return [(int(g), int(counts[g + 1]) * each) for g in np.flatnonzero(counts[1:])]
 
@@ -277,8 +277,8 @@ def _names(
     taken: dict[str, int] = {}
     kept = []
     outside = np.zeros(coupling.groups, bool)
-    owning = coupling.group_of_class >= 0
-    outside[coupling.group_of_class[owning & left_out]] = True
+    owning = coupling.group_of_unit >= 0
+    outside[coupling.group_of_unit[owning & left_out]] = True
     for g in range(coupling.groups):
         name = _name(coupling, g, members[g])
         taken[name] = taken.get(name, 0) + 1
@@ -299,11 +299,11 @@ def _name(coupling: Coupling, group: int, members: list[Member]) -> str:
 
 def _rows(coupling: Coupling, group: int, parameter: str) -> str:
     """``[a:b]`` when the group has only a run of the parameter's rows."""
-    owner = coupling.plan.parameters[parameter].owner
-    if not owner.dim():
+    units = coupling.plan.parameters[parameter].units
+    if not units.dim():
         return ""
-    first = owner.flatten(1)[:, 0] if owner.dim() > 1 else owner
-    rows = np.flatnonzero(coupling.group_of_class[first.numpy()] == group)
+    first = units.flatten(1)[:, 0] if units.dim() > 1 else units
+    rows = np.flatnonzero(coupling.group_of_unit[first.numpy()] == group)
     if not len(rows) or len(rows) == len(first) or rows[-1] - rows[0] + 1 != len(rows):
         return ""
     return f"[{rows[0]}:{rows[-1] + 1}]"
@@ -330,12 +330,12 @@ def _bonds(
     bonds: list[dict[Bond, None]] = [{} for _ in range(coupling.groups)]
     between: dict[tuple[str, str], Place] = {}
     places: dict[int, Place] = {}
-    for event in propagation.algebra.units.events:
+    for event in propagation.algebra.channels.events:
         if event.node not in places:
             places[event.node] = place(propagation.nodes[event.node])
         where = places[event.node]
-        left = coupling.group_of_class[coupling.class_of_unit[event.left]]
-        right = coupling.group_of_class[coupling.class_of_unit[event.right]]
+        left = coupling.group_of_unit[coupling.unit_of_channel[event.left]]
+        right = coupling.group_of_unit[coupling.unit_of_channel[event.right]]
         if event.mixing in coupling.nested_sites:
             for g in _distinct(right):
                 bonds[g][Bond("nested", where)] = None
@@ -376,33 +376,33 @@ def _note_requirement(
 # -- locked ------------------------------------------------------------------------------------
 
 
-def _locked_classes(coupling: Coupling, kept: list[int], head_class: Array) -> Array:
-    """Classes that every task must own: all classes of some group, or of a head, require them."""
-    plan, group = coupling.plan, coupling.group_of_class
-    pairs_needed = reach(plan.requires, plan.classes + 1)
+def _locked_units(coupling: Coupling, kept: list[int], head_unit: Array) -> Array:
+    """Units that every task must own: all units of some group, or of a head, require them."""
+    plan, group = coupling.plan, coupling.group_of_unit
+    pairs_needed = reach(plan.requires, plan.units + 1)
     in_backbone = np.zeros(coupling.groups, bool)
     in_backbone[kept] = True
     source = np.where((group >= 0) & in_backbone[np.maximum(group, 0)], group, -1)
-    source[head_class] = group[head_class]
+    source[head_unit] = group[head_unit]
     sizes = np.bincount(source[source >= 0], minlength=coupling.groups)
-    locked = np.zeros(plan.classes + 1, bool)
-    locked[(source >= 0) & ~head_class] = sizes[source[(source >= 0) & ~head_class]] == 1
+    locked = np.zeros(plan.units + 1, bool)
+    locked[(source >= 0) & ~head_unit] = sizes[source[(source >= 0) & ~head_unit]] == 1
     if len(pairs_needed):
         from_group = source[pairs_needed[:, 0]]
         valid = from_group >= 0
         pairs = np.unique(
-            from_group[valid] * (plan.classes + 1) + pairs_needed[valid, 1], return_counts=True
+            from_group[valid] * (plan.units + 1) + pairs_needed[valid, 1], return_counts=True
         )
-        needed_by, needed = np.divmod(pairs[0], plan.classes + 1)
+        needed_by, needed = np.divmod(pairs[0], plan.units + 1)
         locked[needed[pairs[1] == sizes[needed_by]]] = True
         locked[pairs_needed[locked[pairs_needed[:, 0]], 1]] = True
-    return (locked | plan.unreached) & ~head_class & (plan.elements > 0)
+    return (locked | plan.unreached) & ~head_unit & (plan.elements > 0)
 
 
 def _locked(
     coupling: Coupling, kept: list[int], names: dict[int, str], locked: Array, backbone: int
 ) -> Locked:
-    group = coupling.group_of_class
+    group = coupling.group_of_unit
     locks = [
         _lock(coupling, g, names[g], locked, backbone) for g in kept if locked[(group == g)].any()
     ]
@@ -411,7 +411,7 @@ def _locked(
 
 
 def reach(requires: Array, size: int) -> Array:
-    """All (class, class it requires, directly or not), without itself."""
+    """All (unit, unit it requires, directly or not), without itself."""
     if not len(requires):
         return requires
     step = csr_matrix((np.ones(len(requires), bool), tuple(requires.T)), shape=(size, size))
@@ -426,7 +426,7 @@ def reach(requires: Array, size: int) -> Array:
 
 
 def _lock(coupling: Coupling, group: int, name: str, locked: Array, backbone: int) -> Lock:
-    chosen = locked & (coupling.group_of_class == group)
+    chosen = locked & (coupling.group_of_unit == group)
     elements = int(coupling.plan.elements[chosen].sum())
     reason, where = _reason(coupling, chosen)
     return Lock(name, elements, elements / max(backbone, 1), reason, where)
@@ -435,17 +435,17 @@ def _lock(coupling: Coupling, group: int, name: str, locked: Array, backbone: in
 def _reason(coupling: Coupling, chosen: Array) -> tuple[str, Place]:
     propagation = coupling.propagation
     for (name, role), node in propagation.algebra.roles.items():
-        if role == "shared" and chosen[array(coupling.plan.parameters[name].owner)].any():
+        if role == "shared" and chosen[array(coupling.plan.parameters[name].units)].any():
             text = "one weight serves all channels alike"
             return text, place(propagation.nodes[node])
     joined = required = None
-    for event in propagation.algebra.units.events:
+    for event in propagation.algebra.channels.events:
         if event.mixing in coupling.nested_sites:
             continue
-        right = chosen[coupling.class_of_unit[event.right]]
+        right = chosen[coupling.unit_of_channel[event.right]]
         if not right.any():
             continue
-        left = chosen[coupling.class_of_unit[event.left]]
+        left = chosen[coupling.unit_of_channel[event.left]]
         if (left & right).any():
             joined = joined or event
         if event.kind == "requires" and (right & ~left).any():

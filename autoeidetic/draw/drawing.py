@@ -97,7 +97,7 @@ def _summary(capture: Capture, meaning: Meaning | None) -> Summary:
     return replace(
         known,
         groups=len(deps.groups),
-        classes=deps.plan.classes,
+        units=deps.plan.units,
         locked_share=deps.locked.share,
         nested=len(deps.plan.nested),
     )
@@ -173,7 +173,7 @@ def _nodes(
         )
         if meaning is not None and box.value is not None:
             carries = _ids(meaning.groups(box.value))
-            node = replace(node, classes=meaning.classes(box.value), carries=carries)
+            node = replace(node, units=meaning.units(box.value), carries=carries)
         nodes.append(node)
     return tuple(nodes)
 

@@ -51,7 +51,7 @@ class Part:
 class Node:
     """One call of a layer, one operator, an input, an output, or the place of a failure.
 
-    ``carries`` are the groups whose channels its value holds; ``classes`` says how many classes
+    ``carries`` are the groups whose channels its value holds; ``units`` says how many units
     there are in it. ``nested``: it is evaluated level by level.
     """
 
@@ -64,7 +64,7 @@ class Node:
     shape: tuple[int, ...] = ()
     parameters: int = 0
     parameter_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    classes: int = 0
+    units: int = 0
     line: str = ""
     groups: tuple[Part, ...] = ()
     carries: tuple[str, ...] = ()
@@ -136,7 +136,7 @@ class Summary:
 
     parameters: int
     groups: int = 0
-    classes: int = 0
+    units: int = 0
     locked_share: float = 0.0
     captured_by: str = ""
     operators: int = 0

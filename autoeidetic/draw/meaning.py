@@ -38,8 +38,8 @@ class Meaning:
         """The groups whose channels a value holds; for a mixture, those it is computed from."""
         return self._look(value)[0]
 
-    def classes(self, value: fx.Node) -> int:
-        """How many different classes there are in a value."""
+    def units(self, value: fx.Node) -> int:
+        """How many different units there are in a value."""
         return self._look(value)[1]
 
     def _look(self, value: fx.Node) -> tuple[tuple[int, ...], int]:
@@ -49,7 +49,7 @@ class Meaning:
             if tags is None:  # several results: those of its parts
                 known = self._look_at_parts(value)
             else:
-                known = self._of_classes(array(self._coupling.classes(tags)))
+                known = self._of_units(array(self._coupling.units(tags)))
             self._seen[value] = known
         return known
 
@@ -58,31 +58,31 @@ class Meaning:
         groups = tuple(sorted({g for found, _ in parts for g in found}))
         return groups, max((count for _, count in parts), default=0)
 
-    def _of_classes(self, classes: np.ndarray) -> tuple[tuple[int, ...], int]:
-        present = np.unique(classes)
+    def _of_units(self, units: np.ndarray) -> tuple[tuple[int, ...], int]:
+        present = np.unique(units)
         present = present[present > 0]
         return self._groups_of(self._sources(present)), len(present)
 
-    def _groups_of(self, classes: np.ndarray) -> tuple[int, ...]:
-        groups = np.unique(self._group_of_class[classes])
+    def _groups_of(self, units: np.ndarray) -> tuple[int, ...]:
+        groups = np.unique(self._group_of_unit[units])
         return tuple(int(g) for g in groups if g >= 0)
 
     @cached_property
-    def _group_of_class(self) -> np.ndarray:
-        """The position in ``deps.groups`` of each class; -1 for heads and mixtures."""
-        result = np.full(self.deps.plan.classes + 1, -1, np.int64)
+    def _group_of_unit(self) -> np.ndarray:
+        """The position in ``deps.groups`` of each unit; -1 for heads and mixtures."""
+        result = np.full(self.deps.plan.units + 1, -1, np.int64)
         for position, group in enumerate(self.deps.groups):
-            result[list(group.classes)] = position
+            result[list(group.units)] = position
         return result
 
-    def _sources(self, classes: np.ndarray) -> np.ndarray:
-        """Classes that have parameters, in the place of mixtures that have none."""
+    def _sources(self, units: np.ndarray) -> np.ndarray:
+        """Units that have parameters, in the place of mixtures that have none."""
         plan = self.deps.plan
-        mixed = plan.elements[classes] == 0
+        mixed = plan.elements[units] == 0
         if not mixed.any():
-            return classes
+            return units
         required, starts = self._required
-        found, waiting = classes[~mixed], classes[mixed]
+        found, waiting = units[~mixed], units[mixed]
         seen = waiting
         while len(waiting):
             ranges = [required[starts[c] : starts[c + 1]] for c in waiting]
@@ -95,12 +95,12 @@ class Meaning:
 
     @cached_property
     def _required(self) -> tuple[np.ndarray, np.ndarray]:
-        """What each class requires: one flat array, and where each class begins in it."""
+        """What each unit requires: one flat array, and where each unit begins in it."""
         requires = self.deps.plan.requires
         order = np.argsort(requires[:, 0], kind="stable") if len(requires) else np.zeros(0, int)
         left = requires[order, 0] if len(requires) else np.zeros(0, np.int64)
         right = requires[order, 1] if len(requires) else np.zeros(0, np.int64)
-        return right, np.searchsorted(left, np.arange(self.deps.plan.classes + 2))
+        return right, np.searchsorted(left, np.arange(self.deps.plan.units + 2))
 
     # -- operators -----------------------------------------------------------------------------
 
@@ -117,12 +117,12 @@ class Meaning:
     def _groups_by_operator(self, kind: str) -> dict[fx.Node, frozenset[int]]:
         coupling = self._coupling
         found: dict[fx.Node, set[int]] = defaultdict(set)
-        for event in coupling.propagation.algebra.units.events:
+        for event in coupling.propagation.algebra.channels.events:
             if event.kind != kind or event.mixing in coupling.nested_sites:
                 continue
             node = coupling.propagation.nodes[event.node]
-            classes = np.unique(coupling.class_of_unit[event.right])
-            found[node].update(self._groups_of(classes[classes > 0]))
+            units = np.unique(coupling.unit_of_channel[event.right])
+            found[node].update(self._groups_of(units[units > 0]))
         return {node: frozenset(groups) for node, groups in found.items()}
 
     @cached_property

@@ -9,7 +9,7 @@ import numpy as np
 from ..net import EideticNet
 from ..plan.plan import ParameterPlan, layer_of
 from ..propagate.values import array, varies
-from ..tasks.capacity import task_of_class
+from ..tasks.capacity import task_of_unit
 from .elements import FREE, INPUT, TaskEntry
 
 Runs = list[list[int]]
@@ -43,7 +43,7 @@ def describe_ownership(
 def _blocks(net: EideticNet, weights: set[str]) -> dict[str, Any]:
     """For each layer its largest weight whose rows and columns have owners."""
     count = net.owners.tasks
-    state = task_of_class(net.owners, count)
+    state = task_of_unit(net.owners, count)
     owner = np.where(state == count, FREE, state)
     owner[net.owners.outside] = INPUT
     owner[0] = INPUT
@@ -51,26 +51,26 @@ def _blocks(net: EideticNet, weights: set[str]) -> dict[str, Any]:
     sizes: dict[str, int] = {}
     for name, entry in net.blueprint.plan.parameters.items():
         layer = layer_of(name)
-        if entry.head or not entry.used or entry.owner.numel() <= sizes.get(layer, 0):
+        if entry.head or not entry.used or entry.units.numel() <= sizes.get(layer, 0):
             continue
         if name not in weights or not _is_plain_weight(entry):
             continue
         columns = owner[array(entry.reads[0].columns)] if entry.reads else np.array([INPUT])
         found[layer] = {
             "parameter": name.removeprefix(f"{layer}."),
-            "levels": _runs(owner[array(entry.owner)], entry.owner.shape[0]),
-            "columns": _runs(columns, entry.owner.shape[1]),
+            "levels": _runs(owner[array(entry.units)], entry.units.shape[0]),
+            "columns": _runs(columns, entry.units.shape[1]),
         }
-        sizes[layer] = entry.owner.numel()
+        sizes[layer] = entry.units.numel()
     return found
 
 
 def _is_plain_weight(entry: ParameterPlan) -> bool:
     """Rows with one owner each, columns with one owner each; none for those of the input."""
-    if entry.owner.dim() < 2 or len(entry.reads) > 1 or varies(entry.owner) not in ([0], []):
+    if entry.units.dim() < 2 or len(entry.reads) > 1 or varies(entry.units) not in ([0], []):
         return False
     return all(
-        read.columns.shape == entry.owner.shape and varies(read.columns) in ([1], [])
+        read.columns.shape == entry.units.shape and varies(read.columns) in ([1], [])
         for read in entry.reads
     )
 

@@ -54,13 +54,13 @@ def backbone_pins(blueprint: Blueprint, owners: Owners, own_heads: Iterable[str]
             continue
         if entry.head or not entry.used:
             continue
-        frozen = Where.of(owners.owned(entry.owner))
+        frozen = Where.of(owners.owned(entry.units))
         zeros = owners.zeros(name)
         hidden = None if zeros is None else Where.of(zeros)
         if frozen is not None or hidden is not None:
             result.append(Pin(name, frozen, hidden))
-    for name, classes in blueprint.plan.buffers.items():
-        frozen = Where.of(owners.owned(classes))
+    for name, units in blueprint.plan.buffers.items():
+        frozen = Where.of(owners.owned(units))
         if frozen is not None:
             result.append(Pin(name, frozen, None))
     if (owners.task >= 0).any():
@@ -81,9 +81,9 @@ def _is_layer(name: str, entry: ParameterPlan) -> bool:
         not read.transformed
         and read.operator in _PRODUCERS
         and read.module == name.rpartition(".")[0]
-        and varies(entry.owner) in ([0], [])
+        and varies(entry.units) in ([0], [])
         and varies(read.columns) in ([1], [])
-        and entry.owner.dim() >= 2
+        and entry.units.dim() >= 2
     )
 
 
@@ -168,9 +168,9 @@ def _rows(
         if entry.head or not entry.used or not _is_layer(name, entry):
             continue
         path, _, leaf = name.rpartition(".")
-        rows = owners.level_of(entry.owner).reshape(-1) == owners.open_task
+        rows = owners.level_of(entry.units).reshape(-1) == owners.open_task
         if len(rows) == 1:
-            rows = rows.expand(entry.owner.shape[0])
+            rows = rows.expand(entry.units.shape[0])
         if bool(rows.all()):
             continue
         columns = owners.level_of(entry.reads[0].columns).reshape(-1) == owners.open_task
@@ -192,14 +192,14 @@ def _statistics(
     device: Callable[[str], torch.device],
 ) -> dict[str, RunningStatistics]:
     result = {}
-    for name, classes in blueprint.plan.buffers.items():
+    for name, units in blueprint.plan.buffers.items():
         path = name.rpartition(".")[0]
         if path in result:
             continue
-        owned = owners.owned(classes).reshape(-1)
+        owned = owners.owned(units).reshape(-1)
         if bool(owned.any()):
             if len(owned) == 1:
-                owned = owned.expand(classes.shape[0])
+                owned = owned.expand(units.shape[0])
             active = (~owned).nonzero().reshape(-1)
             result[path] = RunningStatistics(runtime, active.to(device(path)))
     return result
@@ -323,8 +323,8 @@ def _level(
     ]
     restricted = [
         (path, name, mask)
-        for path, name, classes in held
-        if (mask := visible(classes, level, owners, device)) is not None
+        for path, name, units in held
+        if (mask := visible(units, level, owners, device)) is not None
     ]
     return Level(level, masks, restricted, learns=level == owners.open_task)
 
@@ -334,24 +334,22 @@ def _leaves(args: Any, kwargs: Any) -> list[Tensor | None]:
 
 
 def visible(
-    classes: Tensor | None, level: int, owners: Owners, device: torch.device
+    units: Tensor | None, level: int, owners: Owners, device: torch.device
 ) -> Tensor | None:
     """Which elements a level may read; None when all of them."""
-    if classes is None:
+    if units is None:
         return None
-    hidden = owners.hidden(level, classes)
+    hidden = owners.hidden(level, units)
     return (~hidden).to(device) if bool(hidden.any()) else None
 
 
 def _held(blueprint: Blueprint, path: str) -> list[tuple[str, str, Tensor]]:
-    """(holder inside the module, name, classes) of its parameters and running statistics."""
+    """(holder inside the module, name, units) of its parameters and running statistics."""
     plan = blueprint.plan
-    classes = {name: entry.owner for name, entry in plan.parameters.items()} | plan.buffers
-    classes |= {
-        other: classes[first] for other, first in blueprint.aliases.items() if first in classes
-    }
+    units = {name: entry.units for name, entry in plan.parameters.items()} | plan.buffers
+    units |= {other: units[first] for other, first in blueprint.aliases.items() if first in units}
     result = []
-    for name, owner in classes.items():
+    for name, owner in units.items():
         if name.startswith(f"{path}."):
             holder, _, leaf = name.removeprefix(f"{path}.").rpartition(".")
             result.append((holder, leaf, owner))

@@ -1,7 +1,7 @@
-"""Owners: which task owns each class, and the level at which each class may be read.
+"""Owners: which task owns each unit, and the level at which each unit may be read.
 
 Immutable: every step in the life of a task makes new owners, so a step that fails half way
-leaves the old ones in force. Masks are derived from one small integer per class.
+leaves the old ones in force. Masks are derived from one small integer per unit.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ALWAYS = -1
 
 @dataclass(frozen=True)
 class Owners:
-    """``task[c]`` is the task that owns class ``c``, or FREE.
+    """``task[c]`` is the task that owns unit ``c``, or FREE.
 
     A task may own nothing, so ``finished_tasks`` counts them.
-    ``pruned`` marks the classes that the open task has given up. ``outside`` are the classes of
+    ``pruned`` marks the units that the open task has given up. ``outside`` are the units of
     output layers, of which every task has its own, and of parameters no output depends on;
     ``locked`` those that every task needs.
     """
@@ -48,8 +48,8 @@ class Owners:
         """Nothing is owned."""
         return Owners(
             plan=plan,
-            task=np.full(plan.classes + 1, FREE, np.int16),
-            pruned=np.zeros(plan.classes + 1, bool),
+            task=np.full(plan.units + 1, FREE, np.int16),
+            pruned=np.zeros(plan.units + 1, bool),
             outside=outside,
             locked=locked,
             forward_transfer=forward_transfer,
@@ -58,14 +58,14 @@ class Owners:
     # -- steps ---------------------------------------------------------------------------------
 
     def opened(self, task: int) -> Owners:
-        """A new task takes every free class into training."""
+        """A new task takes every free unit into training."""
         return replace(self, open_task=task, pruned=np.zeros_like(self.pruned))
 
-    def pruning(self, classes: Array) -> Owners:
-        """The open task gives up these classes (a boolean vector)."""
-        if (classes & (self.task != FREE)).any():
-            raise AssertionError("an owned class was to be pruned")
-        return replace(self, pruned=self.pruned | classes)
+    def pruning(self, units: Array) -> Owners:
+        """The open task gives up these units (a boolean vector)."""
+        if (units & (self.task != FREE)).any():
+            raise AssertionError("an owned unit was to be pruned")
+        return replace(self, pruned=self.pruned | units)
 
     def finished(self) -> Owners:
         """The open task owns what it kept."""
@@ -95,21 +95,21 @@ class Owners:
 
     @property
     def free(self) -> Array:
-        """Classes that no task owns."""
+        """Units that no task owns."""
         free = (self.task == FREE) & ~self.outside
         free[0] = False
         return free
 
     @property
     def in_training(self) -> Array:
-        """Classes that the open task uses and has not given up."""
+        """Units that the open task uses and has not given up."""
         if self.open_task is None:
             return np.zeros_like(self.pruned)
         return self.free & ~self.pruned
 
     @cached_property
     def levels(self) -> Array:
-        """The task from which on each class may be read."""
+        """The task from which on each unit may be read."""
         level = np.where(self.task == FREE, LATER, self.task).astype(np.int64)
         if self.open_task is not None:
             level[self.in_training] = self.open_task
@@ -139,12 +139,12 @@ class Owners:
         shared = self.locked & (self.task != FREE)
         return torch.from_numpy(np.where(shared, ALWAYS, self.levels))
 
-    def level_of(self, classes: Tensor) -> Tensor:
-        """Levels of a tensor of classes, with size 1 along dimensions in which none varies."""
-        return self._levels[core(classes)]
+    def level_of(self, units: Tensor) -> Tensor:
+        """Levels of a tensor of units, with size 1 along dimensions in which none varies."""
+        return self._levels[core(units)]
 
     def hidden(self, rows: Tensor | int, columns: Tensor) -> Tensor:
-        """Must what lies at these levels not read these classes? (broadcast, sizes 1 kept)"""
+        """Must what lies at these levels not read these units? (broadcast, sizes 1 kept)"""
         read = self._read_levels[core(columns)]
         if self.forward_transfer:
             return read > rows
@@ -156,7 +156,7 @@ class Owners:
         Those of finished tasks are left out: their zeros are frozen values like any other.
         """
         entry = self.plan.parameters[name]
-        rows, free = self.level_of(entry.owner), ~self.owned(entry.owner)
+        rows, free = self.level_of(entry.units), ~self.owned(entry.units)
         result: Tensor | None = None
         for read in entry.reads:
             if read.transformed or not self._may_hide(rows[free], read.columns):
@@ -174,6 +174,6 @@ class Owners:
             self._read_levels[core(columns)].max() > rows.min()
         )
 
-    def owned(self, classes: Tensor) -> Tensor:
-        """Which elements of a tensor of classes belong to a finished task (sizes 1 kept)."""
-        return torch.from_numpy(self.task)[core(classes)] != FREE
+    def owned(self, units: Tensor) -> Tensor:
+        """Which elements of a tensor of units belong to a finished task (sizes 1 kept)."""
+        return torch.from_numpy(self.task)[core(units)] != FREE

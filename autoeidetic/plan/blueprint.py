@@ -101,8 +101,8 @@ def blueprints(model: nn.Module, deps: Dependencies) -> tuple[Blueprint, ...]:
 
 def _blueprint(deps: Dependencies, heads: tuple[HeadPlan, ...], example: int) -> Blueprint:
     plan, capture = deps.plan, deps.capture
-    classes = deps.values
-    of = lambda node: classes.get(node.name)  # noqa: E731
+    units = deps.values
+    of = lambda node: units.get(node.name)  # noqa: E731
     leaves = output_leaves(plan.outputs[example])
     split = tuple(_split(leaf, heads, plan) for leaf in leaves)
     structure = deps._structure
@@ -112,7 +112,7 @@ def _blueprint(deps: Dependencies, heads: tuple[HeadPlan, ...], example: int) ->
         groups=deps.groups,
         heads=heads,
         outside=structure.outside,
-        locked=structure.locked_classes,
+        locked=structure.locked_units,
         nested=tuple(each for each in nested if each.calls),
         outputs=tuple(leaves),
         split=split,
@@ -169,7 +169,7 @@ def _module_head(deps: Dependencies, path: str, parameters: tuple[str, ...], siz
     if (
         not outputs
         or any(len(nodes) != 1 for nodes in given)
-        or any(not _same_channels(classes, inputs[0]) for classes in inputs)
+        or any(not _same_channels(units, inputs[0]) for units in inputs)
     ):
         raise HeadError(
             "the output layer is called on different features, or not as a module",
@@ -177,7 +177,7 @@ def _module_head(deps: Dependencies, path: str, parameters: tuple[str, ...], siz
             remedy="give the model one output layer that is called once",
         )
     dims = varies(outputs[0])
-    rows = {deps.plan.parameters[name].owner.shape[:1] for name in parameters}
+    rows = {deps.plan.parameters[name].units.shape[:1] for name in parameters}
     if len(rows) == 1:  # the size of a layer, also when what follows ties its classes together
         (size,) = rows.pop() or (size,)
     dim = dims[-1] if dims else -1
@@ -217,10 +217,10 @@ def _parameter_head(deps: Dependencies, name: str) -> HeadPlan:
     """A parameter that the model's own code uses to make the output."""
     holder, _, leaf = name.rpartition(".")
     entry = deps.plan.parameters[name]
-    dims = varies(entry.owner)
-    size = entry.owner.shape[dims[0]] if dims else 1
-    if entry.owner.dim() == 1:  # also when the weight ties its elements together
-        (size,) = entry.owner.shape
+    dims = varies(entry.units)
+    size = entry.units.shape[dims[0]] if dims else 1
+    if entry.units.dim() == 1:  # also when the weight ties its elements together
+        (size,) = entry.units.shape
     reads = [read for read in entry.reads if not read.transformed]
     columns = reads[0].columns if reads else torch.zeros((), dtype=torch.int64)
     dim = dims[0] if len(dims) == 1 else -1
@@ -230,7 +230,7 @@ def _parameter_head(deps: Dependencies, name: str) -> HeadPlan:
 def _attached(deps: Dependencies) -> HeadPlan:
     """A linear layer on the model's features, for a model that has no output layer."""
     found = features(deps)
-    return HeadPlan(ATTACHED, "", None, (), 0, found.classes, found.dim, found.number)
+    return HeadPlan(ATTACHED, "", None, (), 0, found.units, found.dim, found.number)
 
 
 def _nodes(structure: Any) -> list[fx.Node]:
@@ -247,7 +247,7 @@ def _split(leaf: Tensor | None, heads: tuple[HeadPlan, ...], plan: Plan) -> tupl
         return None
     for head in heads:
         if head.parameters:
-            own = torch.cat([core(plan.parameters[n].owner).reshape(-1) for n in head.parameters])
+            own = torch.cat([core(plan.parameters[n].units).reshape(-1) for n in head.parameters])
             if bool(torch.isin(core(leaf), own).all()):
                 return dims[0], head.layer
     return None

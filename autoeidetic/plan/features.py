@@ -28,10 +28,10 @@ _LAYERS = {
 
 @dataclass(frozen=True)
 class Features:
-    """An output of the model: its number among all, the classes in it, where channels lie."""
+    """An output of the model: its number among all, the units in it, where channels lie."""
 
     number: int
-    classes: Tensor
+    units: Tensor
     dim: int
 
 
@@ -60,10 +60,10 @@ def _outputs(deps: Dependencies) -> dict[fx.Node, Features]:
     nodes = pytree.tree_leaves(deps.capture.outputs[0])
     leaves = output_leaves(deps.plan.outputs[0])
     found: dict[fx.Node, Features] = {}
-    for number, (node, classes) in enumerate(zip(nodes, leaves, strict=True)):
-        if classes is not None and classes.dim() > 1 and not is_zero(classes):
-            dims = varies(classes)
-            found.setdefault(node, Features(number, classes, dims[0] if len(dims) == 1 else 0))
+    for number, (node, units) in enumerate(zip(nodes, leaves, strict=True)):
+        if units is not None and units.dim() > 1 and not is_zero(units):
+            dims = varies(units)
+            found.setdefault(node, Features(number, units, dims[0] if len(dims) == 1 else 0))
     return found
 
 

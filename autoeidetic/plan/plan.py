@@ -1,4 +1,4 @@
-"""Plan: which class every parameter element belongs to, and what keeps classes apart.
+"""Plan: which unit every parameter element belongs to, and what keeps units apart.
 
 Plain, immutable data: everything that comes after the analysis reads this and nothing else.
 """
@@ -23,10 +23,10 @@ def layer_of(parameter: str) -> str:
 
 @dataclass(frozen=True)
 class Read:
-    """One use of a weight: the class whose value each of its elements multiplies.
+    """One use of a weight: the unit whose value each of its elements multiplies.
 
     ``columns`` has the weight's shape (mostly with stride 0); 0 means constant or not used.
-    ``rows`` gives the class that each element contributes to. ``transformed`` tells that the
+    ``rows`` gives the unit that each element contributes to. ``transformed`` tells that the
     weight used is computed from the parameter (weight standardisation): then both have the
     shape of the computed weight, and that is where a zero belongs.
     """
@@ -41,9 +41,9 @@ class Read:
 
 @dataclass(frozen=True)
 class ParameterPlan:
-    """The class of every element of one parameter, and its uses as a weight."""
+    """The unit of every element of one parameter, and its uses as a weight."""
 
-    owner: Tensor
+    units: Tensor
     reads: tuple[Read, ...]
     head: bool
     used: bool
@@ -51,7 +51,7 @@ class ParameterPlan:
 
 @dataclass(frozen=True)
 class NestedCall:
-    """Classes of everything that goes into and comes out of one call of a nested module."""
+    """Units of everything that goes into and comes out of one call of a nested module."""
 
     args: Any
     kwargs: Any
@@ -60,7 +60,7 @@ class NestedCall:
 
 @dataclass(frozen=True)
 class Norm:
-    """One stock norm inside a nested module: the class of each channel before and after it."""
+    """One stock norm inside a nested module: the unit of each channel before and after it."""
 
     operator: str
     groups: int
@@ -96,14 +96,14 @@ class Nested:
 
 @dataclass(frozen=True)
 class Plan:
-    """Classes are numbered from 1; 0 is the input and constants, available to every task.
+    """Units are numbered from 1; 0 is the input and constants, available to every task.
 
-    ``unreached`` marks the classes of elements that no analysed call reads, in parameters of which
-    other elements are read (the last rows of a position table). ``outputs`` has the classes in the
+    ``unreached`` marks the units of elements that no analysed call reads, in parameters of which
+    other elements are read (the last rows of a position table). ``outputs`` has the units in the
     output of each analysed call of the model.
     """
 
-    classes: int
+    units: int
     elements: np.ndarray
     requires: np.ndarray
     parameters: dict[str, ParameterPlan]
@@ -116,7 +116,7 @@ class Plan:
         return self  # immutable: copies of a network share it
 
     def closure(self, kept: np.ndarray) -> np.ndarray:
-        """The smallest superset of a set of classes (a boolean vector) closed under requires."""
+        """The smallest superset of a set of units (a boolean vector) closed under requires."""
         kept = kept.copy()
         kept[0] = True
         while True:

@@ -163,9 +163,9 @@ def _look(net: EideticNet, inputs: CallInputs) -> tuple[Record, dict[str, Tensor
 def _first_tasks(net: EideticNet, name: str) -> Tensor:
     """Which elements of a parameter or a buffer belong to task 0."""
     plan = net.blueprint.plan
-    classes = plan.buffers[name] if name in plan.buffers else plan.parameters[name].owner
+    units = plan.buffers[name] if name in plan.buffers else plan.parameters[name].units
     home, leaf = net._slots[f"backbone.{name}"]
-    return (net.owners.level_of(classes) == 0).to(home[leaf].device)
+    return (net.owners.level_of(units) == 0).to(home[leaf].device)
 
 
 def _differ(before: Tensor, after: Tensor) -> bool:
@@ -213,7 +213,7 @@ def _open_task(net: EideticNet) -> None:
 
 def _give_up_half(net: EideticNet) -> None:
     """As ``prune`` does it, any half."""
-    scores = np.random.random(net.blueprint.plan.classes + 1)
+    scores = np.random.random(net.blueprint.plan.units + 1)
     net._give_up(choose(net.blueprint, net.owners, scores, 0.5))
 
 

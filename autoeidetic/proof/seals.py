@@ -32,7 +32,7 @@ class SealedTensor:
 
 @dataclass(frozen=True)
 class Frozen:
-    """All that a task froze: a digest of its classes, and values by the name of their tensor."""
+    """All that a task froze: a digest of its units, and values by the name of their tensor."""
 
     owned: str
     tensors: dict[str, SealedTensor]
@@ -122,15 +122,15 @@ def elements(net: Answering, task: int) -> dict[str, Where]:
     """
     plan, owner = net.blueprint.plan, torch.from_numpy(net.owners.task)
 
-    def owned(classes: Tensor) -> Where | None:
-        return Where.of(owner[core(classes)] == task)
+    def owned(units: Tensor) -> Where | None:
+        return Where.of(owner[core(units)] == task)
 
     found: dict[str, Where | None] = {}
     for name, entry in plan.parameters.items():
         if entry.used and not entry.head:
-            found[f"backbone.{name}"] = owned(entry.owner)
-    for name, classes in plan.buffers.items():
-        found[f"backbone.{name}"] = owned(classes)
+            found[f"backbone.{name}"] = owned(entry.units)
+    for name, units in plan.buffers.items():
+        found[f"backbone.{name}"] = owned(units)
     if bool((owner == task).any()) and not bool(((owner >= 0) & (owner < task)).any()):
         found |= {f"backbone.{name}": Where() for name in net.blueprint.constants}
     if task == 0:

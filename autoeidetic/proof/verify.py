@@ -238,11 +238,11 @@ def first_moved(net: EideticNet, before: Record, after: Record, last: int) -> st
     """The first module of which two passes differ in channels of tasks up to ``last``."""
     for path, values in before.items():
         now = after.get(path, values)
-        for a, b, classes in zip(values, now, net.blueprint.modules[path], strict=True):
-            if classes is None or a.shape[1:] != classes.shape[1:] or 0 in classes.shape:
+        for a, b, units in zip(values, now, net.blueprint.modules[path], strict=True):
+            if units is None or a.shape[1:] != units.shape[1:] or 0 in units.shape:
                 continue  # other shapes than those that were analysed: one layer less to name
-            level = net.owners.level_of(classes)
-            frozen = ((level <= last) & (level >= 0)).expand(classes.shape)
+            level = net.owners.level_of(units)
+            frozen = ((level <= last) & (level >= 0)).expand(units.shape)
             mine = frozen[:1].expand(a.shape) if a.dim() else frozen
             if bool((different(a, b) & mine.to(a.device)).any()):
                 return path or type(net.backbone).__name__

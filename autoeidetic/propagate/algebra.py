@@ -1,7 +1,7 @@
 """The algebra of tags: the few operations from which every rule is made.
 
 A rule receives this as its first argument. Each operation takes and returns ``Value``s and
-writes what it learns (units, couplings, owners of parameter elements, reads through weights)
+writes what it learns (channels, couplings, channels of parameter elements, reads through weights)
 into the tables of the analysis.
 """
 
@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .parameter_channels import Ownership
+from .parameter_channels import ParameterChannels
 from .tags import narrow
 from .values import ZERO, ParameterView, Value, array, compress, constant, core, varies, vector
 
 
 @dataclass
-class Algebra(Ownership):
+class Algebra(ParameterChannels):
     """Tables of one analysis, and the operations on values."""
 
     def result(self, tags: Tensor, shape: Sequence[int] | None = None) -> Value:
@@ -103,13 +103,13 @@ class Algebra(Ownership):
         )
         dim = dim % tags.dim()
         if fresh and all(d == dim for d in varies(tags)):
-            units = core(tags).reshape(-1).expand(parameter.shape)
-            if bool((units == 0).any()):
-                units = units.clone()
-                blank = units == 0
-                units[blank] = torch.from_numpy(self.units.new(int(blank.sum())))
-                tags = vector(units.numpy(), dim, value.shape)
-            self.owners[view.name] = units  # type: ignore[union-attr]
+            channels = core(tags).reshape(-1).expand(parameter.shape)
+            if bool((channels == 0).any()):
+                channels = channels.clone()
+                blank = channels == 0
+                channels[blank] = torch.from_numpy(self.channels.new(int(blank.sum())))
+                tags = vector(channels.numpy(), dim, value.shape)
+            self.channels_of[view.name] = channels  # type: ignore[union-attr]
             return Value(value.shape, tags)
         view_shape = [1] * tags.dim()
         view_shape[dim] = -1
@@ -131,11 +131,11 @@ class Algebra(Ownership):
     def reduce(
         self, value: Value, dims: Sequence[int] | None, keepdim: bool = False, how: str = "auto"
     ) -> Value:
-        """Sum, mean, max ... over dimensions: mixes the units along them.
+        """Sum, mean, max ... over dimensions: mixes the channels along them.
 
-        ``how``: ``auto`` decides between the others; ``join`` makes them one class; ``soft``
-        derives a unit whose edges are dropped when the place is evaluated level by level;
-        ``hard`` derives a unit that requires them all, always.
+        ``how``: ``auto`` decides between the others; ``join`` makes them one unit; ``soft``
+        derives a channel whose edges are dropped when the place is evaluated level by level;
+        ``hard`` derives a channel that requires them all, always.
         """
         rank = len(value.shape)
         over = list(range(rank)) if not dims else sorted({d % rank for d in dims})
@@ -182,12 +182,12 @@ class Algebra(Ownership):
         )
 
     def mix_everything(self, values: Sequence[Any]) -> Tensor:
-        """A single tag that requires every unit in the values: always sound, never fine."""
+        """A single tag that requires every channel in the values: always sound, never fine."""
         found = [np.zeros(1, np.int64)]
         for value in values:
             if isinstance(value, Value):
                 tags = self.tags(value)
-                found.append(np.unique(self.units.find(array(tags))))
+                found.append(np.unique(self.channels.find(array(tags))))
         row = np.unique(np.concatenate(found))[None]
         return torch.from_numpy(self._mix_rows(row, "hard"))[0]
 

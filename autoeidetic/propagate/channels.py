@@ -1,10 +1,10 @@
-"""Units: which channels must live and die together, and which cannot live without which.
+"""Channels: which channels must live and die together, and which cannot live without which.
 
-A unit is a positive integer; 0 is "input or constant, available to every task". Units are
-joined into one class (union-find), or one *requires* another (an edge). A *derived* unit has
-no parameters: it stands for a value computed from several units, and requires them all.
+A channel is a positive integer; 0 is "input or constant, available to every task". Channels are
+joined into one unit (union-find), or one *requires* another (an edge). A *derived* channel has
+no parameters: it stands for a value computed from several channels, and requires them all.
 
-Everything here works on whole vectors of units: a Python loop over channels is too slow.
+Everything here works on whole vectors of channels: a Python loop over channels is too slow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Array = np.ndarray
 class Event:
     """One act of coupling: ``left[i]`` and ``right[i]`` at the same operator.
 
-    ``kind`` is ``joined`` (same class) or ``requires`` (left requires right). ``mixing`` is the
+    ``kind`` is ``joined`` (same unit) or ``requires`` (left requires right). ``mixing`` is the
     index of the channel-mixing site that caused a requires edge, or -1.
     """
 
@@ -32,8 +32,8 @@ class Event:
 
 
 @dataclass
-class Units:
-    """A growing table of units."""
+class Channels:
+    """A growing table of channels."""
 
     count: int = 1
     events: list[Event] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Units:
     _mixing: Array = field(default_factory=lambda: np.full(1024, -1, np.int32))
 
     def new(self, number: int) -> Array:
-        """``number`` fresh units, consecutive."""
+        """``number`` fresh channels, consecutive."""
         start, stop = self.count, self.count + number
         if stop > len(self._parent):
             size = max(stop, 2 * len(self._parent))
@@ -49,15 +49,15 @@ class Units:
             self._mixing = np.concatenate(
                 [self._mixing, np.full(size - len(self._mixing), -1, np.int32)]
             )
-        units = np.arange(start, stop, dtype=np.int64)
-        self._parent[start:stop] = units
+        channels = np.arange(start, stop, dtype=np.int64)
+        self._parent[start:stop] = channels
         self._mixing[start:stop] = -1
         self.count = stop
-        return units
+        return channels
 
-    def find(self, units: Array) -> Array:
-        """The representative of each unit's class."""
-        roots = self._parent[units]
+    def find(self, channels: Array) -> Array:
+        """The representative of each channel's unit."""
+        roots = self._parent[channels]
         while True:
             above = self._parent[roots]
             if np.array_equal(above, roots):
@@ -65,7 +65,7 @@ class Units:
             roots = above
 
     def join(self, left: Array, right: Array, node: int) -> None:
-        """Put ``left[i]`` and ``right[i]`` into one class."""
+        """Put ``left[i]`` and ``right[i]`` into one unit."""
         left, right = left.ravel(), right.ravel()
         different = self.find(left) != self.find(right)
         if not different.any():
@@ -86,25 +86,25 @@ class Units:
             self.events.append(Event("requires", left.ravel(), right.ravel(), node, mixing))
 
     def derive(self, sets: list[Array], node: int, mixing: int = -1) -> Array:
-        """One derived unit for each set of units; it requires every member.
+        """One derived channel for each set of channels; it requires every member.
 
         With ``mixing`` the edges belong to a channel-mixing site, and may be dropped when
         that site is evaluated level by level.
         """
-        units = self.new(len(sets))
-        left = np.repeat(units, [len(members) for members in sets])
+        channels = self.new(len(sets))
+        left = np.repeat(channels, [len(members) for members in sets])
         self.require(left, np.concatenate(sets), node, mixing)
         if mixing >= 0:
-            self._mixing[units] = mixing
-        return units
+            self._mixing[channels] = mixing
+        return channels
 
-    def mixing_sites(self, units: Array) -> Array:
-        """The mixing sites whose derived units are in the classes of ``units``."""
+    def mixing_sites(self, channels: Array) -> Array:
+        """The mixing sites whose derived channels are in the units of ``channels``."""
         mixed = np.flatnonzero(self._mixing[: self.count] >= 0)
-        found = np.isin(self.find(mixed), self.find(units))
+        found = np.isin(self.find(mixed), self.find(channels))
         return np.unique(self._mixing[mixed[found]])
 
     @property
     def roots(self) -> Array:
-        """The representative of every unit, by unit number."""
+        """The representative of every channel, by channel number."""
         return self.find(np.arange(self.count, dtype=np.int64))

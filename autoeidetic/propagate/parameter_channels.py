@@ -1,7 +1,7 @@
-"""Ownership: which unit every parameter element belongs to, and what a weight reads.
+"""ParameterChannels: which channel every parameter element belongs to, and what a weight reads.
 
-A parameter has no units until it meets something. A layer's weight gets one unit for each of
-its rows; a free parameter (a position embedding, a norm's scale) adopts the units it is
+A parameter has no channels until it meets something. A layer's weight gets one channel for each of
+its rows; a free parameter (a position embedding, a norm's scale) adopts the channels it is
 combined with.
 """
 
@@ -20,9 +20,9 @@ from .values import ZERO, ParameterView, Value, compress, core, is_zero, varies,
 
 @dataclass(frozen=True)
 class WeightRead:
-    """A weight's use: the unit that each of its elements multiplies (0: constant or none).
+    """A weight's use: the channel that each of its elements multiplies (0: constant or none).
 
-    ``rows`` are the units the elements contribute to; None for the parameter's own.
+    ``rows`` are the channels the elements contribute to; None for the parameter's own.
     """
 
     parameter: str
@@ -32,15 +32,15 @@ class WeightRead:
 
 
 @dataclass
-class Ownership(Tags):
-    """Owners of parameter elements; -1 marks an element that nothing has used yet."""
+class ParameterChannels(Tags):
+    """Channels of parameter elements; -1 marks an element that nothing has used yet."""
 
-    owners: dict[str, Tensor] = field(default_factory=dict)
+    channels_of: dict[str, Tensor] = field(default_factory=dict)
     parameter_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     roles: dict[tuple[str, str], int] = field(default_factory=dict)  # (parameter, role) -> node
     reads: list[WeightRead] = field(default_factory=list)
     buffers: dict[str, Tensor] = field(default_factory=dict)
-    rests: list[int] = field(default_factory=list)  # units of what nothing had used when asked
+    rests: list[int] = field(default_factory=list)  # channels of what nothing had used when asked
 
     def role(self, value: Value, role: str) -> None:
         """Remember how a parameter is used: output, depthwise, norm, shared, ..."""
@@ -48,52 +48,52 @@ class Ownership(Tags):
             self.roles.setdefault((value.parameter.name, role), self.index)
 
     def tags(self, value: Value) -> Tensor:
-        """The tags of a value; a parameter that has met nothing yet gets units of its own."""
+        """The tags of a value; a parameter that has met nothing yet gets channels of its own."""
         if value.tags is not None:
             return value.tags
         view = value.parameter
         assert view is not None
         if not self.is_assigned(view):
             self._assign_default(view)
-        return self._owner_tags(view, value.shape)
+        return self._channel_tags(view, value.shape)
 
     def is_assigned(self, view: ParameterView) -> bool:
-        return view.name in self.owners
+        return view.name in self.channels_of
 
     def shows_new(self, view: ParameterView) -> bool:
-        """Has an element that the view shows no unit yet? (Another call showed a part only.)"""
-        owner = self.owners.get(view.name)
-        if owner is None or not bool((core(owner) < 0).any()):
-            return owner is None
+        """Has an element that the view shows no channel yet? (Another call showed a part only.)"""
+        assigned = self.channels_of.get(view.name)
+        if assigned is None or not bool((core(assigned) < 0).any()):
+            return assigned is None
         return bool((self._shown(view) < 0).any())
 
     def _shown(self, view: ParameterView) -> Tensor:
-        """The units of the elements that a view shows, -1 where there is none (sizes 1 kept)."""
-        owner = self.owners[view.name]
+        """The channels of the elements that a view shows, -1 where there is none (sizes 1 kept)."""
+        assigned = self.channels_of[view.name]
         if view.coords is None:
-            return owner
-        dims = varies(owner)
+            return assigned
+        dims = varies(assigned)
         if any(view.coords[d] is None for d in dims):
             return torch.zeros(())  # they are looked at as a whole
-        small = core(owner)
-        index = [core(view.coords[d]) if d in dims else 0 for d in range(owner.dim())]  # type: ignore[arg-type]
+        small = core(assigned)
+        index = [core(view.coords[d]) if d in dims else 0 for d in range(assigned.dim())]  # type: ignore[arg-type]
         return small[tuple(index)]
 
     def _assign_default(self, view: ParameterView) -> None:
-        """Units along the dimension that most likely holds channels."""
+        """Channels along the dimension that most likely holds channels."""
         coords = view.coordinates()
         long = [d for d, n in enumerate(view.shape) if n > 1 and coords[d] is not None]
         if not long:
-            unit = torch.from_numpy(self.units.new(1)).reshape(())
-            self.owners[view.name] = unit.expand(view.shape)
+            channel = torch.from_numpy(self.channels.new(1)).reshape(())
+            self.channels_of[view.name] = channel.expand(view.shape)
             return
         dim = 0 if long[0] == 0 else long[-1]  # rows of a weight, or channels in the last place
-        self.owners[view.name] = vector(self.units.new(view.shape[dim]), dim, view.shape)
+        self.channels_of[view.name] = vector(self.channels.new(view.shape[dim]), dim, view.shape)
 
     def own_channels(self, value: Value, dim: int) -> None:
-        """Give a parameter that is read like an activation units along the channels of that.
+        """Give a parameter that is read like an activation channels along the channels of that.
 
-        A table of relative positions that goes through a layer: its rows are no units.
+        A table of relative positions that goes through a layer: its rows are no channels.
         """
         view = value.parameter
         if view is None or value.tags is not None or self.is_assigned(view):
@@ -104,60 +104,60 @@ class Ownership(Tags):
             if coordinate is not None and varies(coordinate) == [dim % len(value.shape)]
         ]
         if len(along) == 1:
-            units = self.units.new(view.shape[along[0]])
-            self.owners[view.name] = vector(units, along[0], view.shape)
+            channels = self.channels.new(view.shape[along[0]])
+            self.channels_of[view.name] = vector(channels, along[0], view.shape)
 
     def complete(self, name: str) -> Tensor:
-        """The owners of a parameter, with one unit for all elements that have none yet."""
-        owner = self.owners[name]
-        if bool((core(owner) < 0).any()):
-            rest = int(self.units.new(1)[0])
+        """The channels of a parameter, with one channel for all elements that have none yet."""
+        assigned = self.channels_of[name]
+        if bool((core(assigned) < 0).any()):
+            rest = int(self.channels.new(1)[0])
             self.rests.append(rest)
-            owner = self.owners[name] = compress(torch.where(owner < 0, rest, owner))
-        return owner
+            assigned = self.channels_of[name] = compress(torch.where(assigned < 0, rest, assigned))
+        return assigned
 
-    def _owner_tags(self, view: ParameterView, shape: tuple[int, ...]) -> Tensor:
-        owner = self.owners[view.name]
+    def _channel_tags(self, view: ParameterView, shape: tuple[int, ...]) -> Tensor:
+        assigned = self.channels_of[view.name]
         if view.coords is None:
             return self.complete(view.name)
-        dims = varies(owner)
+        dims = varies(assigned)
         whole = [d for d in dims if view.coords[d] is None]
         if whole:
-            owner = self.reduce_tags(self.complete(view.name), whole, "hard")
-            dims = varies(owner)
+            assigned = self.reduce_tags(self.complete(view.name), whole, "hard")
+            dims = varies(assigned)
         if not dims:
-            return core(owner).reshape(-1)[0].expand(shape)
-        small = core(owner)
+            return core(assigned).reshape(-1)[0].expand(shape)
+        small = core(assigned)
         index = tuple(
             core(view.coords[d]) if d in dims else 0  # type: ignore[arg-type]
-            for d in range(owner.dim())
+            for d in range(assigned.dim())
         )
         found = small[index]
         if bool((found < 0).any()):  # a part of the parameter that was not used before
             missing = found < 0
-            fresh = torch.from_numpy(self.units.new(int(missing.sum())))
+            fresh = torch.from_numpy(self.channels.new(int(missing.sum())))
             found = found.clone()
             found[missing] = fresh
-            self.write_owner(view, compress(found.expand(shape)))
+            self.write_channels(view, compress(found.expand(shape)))
         return compress(found.expand(shape))
 
-    def write_owner(self, view: ParameterView, tags: Tensor) -> None:
-        """Give the parameter's elements seen at each position of ``tags`` that unit."""
+    def write_channels(self, view: ParameterView, tags: Tensor) -> None:
+        """Give the parameter's elements seen at each position of ``tags`` that channel."""
         if view.coords is None:
-            self.owners[view.name] = tags
+            self.channels_of[view.name] = tags
             return
         straight = self._undo_permutation(view, tags)
-        if straight is not None and view.name not in self.owners:
-            self.owners[view.name] = straight
+        if straight is not None and view.name not in self.channels_of:
+            self.channels_of[view.name] = straight
             return
-        old = self.owners.get(view.name)
+        old = self.channels_of.get(view.name)
         if old is None:
             old = torch.tensor(-1).expand(view.shape)
         part = _without_whole_dimensions(view, varies(old), tags.shape)
         inside = tuple(slice(n) for n in part.shape)
         dense = old[inside].reshape(-1).clone()
         self._scatter(part, tags, dense)
-        self.owners[view.name] = compress(dense.view(part.shape)).expand(view.shape)
+        self.channels_of[view.name] = compress(dense.view(part.shape)).expand(view.shape)
 
     def _scatter(self, view: ParameterView, tags: Tensor, dense: Tensor) -> None:
         """Write tags through the coordinates; where two meet at one element, join them."""
@@ -183,7 +183,7 @@ class Ownership(Tags):
         written = written.numpy()
         clash = (after != written) & (written > 0) & (after > 0)
         if clash.any():
-            self.units.join(after[clash], written[clash], self.index)
+            self.channels.join(after[clash], written[clash], self.index)
 
     @staticmethod
     def _undo_permutation(view: ParameterView, tags: Tensor) -> Tensor | None:
@@ -209,22 +209,22 @@ class Ownership(Tags):
         return tags.permute(order + rest).reshape(view.shape)
 
     def own_rows(self, weight: Value, dims: Sequence[int]) -> Tensor:
-        """Units of a weight's rows, which lie along ``dims`` of its present shape.
+        """Channels of a weight's rows, which lie along ``dims`` of its present shape.
 
-        Without ``dims`` the whole weight is one unit: it serves many channels alike. Returns
+        Without ``dims`` the whole weight is one channel: it serves many channels alike. Returns
         tags over those dimensions only, in the weight's shape (size 1 elsewhere).
         """
         view = weight.parameter
         if weight.tags is None and view is not None and not self.is_assigned(view):
             size = [n if d in dims else 1 for d, n in enumerate(weight.shape)]
-            units = torch.from_numpy(self.units.new(math.prod(size))).view(size)
-            self.write_owner(view, units.expand(weight.shape))
-            return units
+            channels = torch.from_numpy(self.channels.new(math.prod(size))).view(size)
+            self.write_channels(view, channels.expand(weight.shape))
+            return channels
         others = [d for d in range(len(weight.shape)) if d not in dims]
         return self.reduce_tags(self.tags(weight), others, "hard")
 
     def read(self, weight: Value, columns: Tensor) -> bool:
-        """Note which unit each weight element multiplies; False when there is no weight to zero."""
+        """Note which channel each weight element multiplies; False: there is no weight to zero."""
         view = weight.parameter
         if view is None:
             return False
@@ -244,16 +244,16 @@ class Ownership(Tags):
         self.reads.append(WeightRead(view.name, columns, rows, self.index))
         return True
 
-    def follow(self, buffer: Value | None, units: Tensor) -> None:
+    def follow(self, buffer: Value | None, channels: Tensor) -> None:
         """A buffer whose elements belong to channels, such as a running mean."""
         if buffer is not None and buffer.buffer:
             known = self.buffers.get(buffer.buffer)
             if known is not None:
-                self.combine(known, units, units.shape)
-            self.buffers[buffer.buffer] = units
+                self.combine(known, channels, channels.shape)
+            self.buffers[buffer.buffer] = channels
 
     def adopt(self, value: Value, tags: Tensor, shape: tuple[int, ...]) -> None:
-        """Let a parameter's elements take the units they meet."""
+        """Let a parameter's elements take the channels they meet."""
         view = value.parameter
         assert view is not None
         if is_zero(tags):
@@ -263,21 +263,21 @@ class Ownership(Tags):
         padded = (1,) * (len(shape) - len(value.shape)) + value.shape
         tags = tags.expand(shape)
         moving = varies(tags)
-        if any(padded[d] == 1 for d in moving):  # one element meets many units: its own unit
+        if any(padded[d] == 1 for d in moving):  # one element meets many channels: its own channel
             size = [padded[d] if d in moving else 1 for d in range(len(shape))]
-            units = torch.from_numpy(self.units.new(math.prod(size))).view(size)
+            channels = torch.from_numpy(self.channels.new(math.prod(size))).view(size)
         else:
-            units = core(tags)
-            blank = units == 0
+            channels = core(tags)
+            blank = channels == 0
             if bool(blank.any()):
-                units = units.clone()
-                units[blank] = torch.from_numpy(self.units.new(int(blank.sum())))
+                channels = channels.clone()
+                channels[blank] = torch.from_numpy(self.channels.new(int(blank.sum())))
         drop = len(shape) - len(value.shape)
-        units = units.reshape(units.shape[drop:]).expand(value.shape)
-        if self.is_assigned(view):  # only what has no unit yet gets one
+        channels = channels.reshape(channels.shape[drop:]).expand(value.shape)
+        if self.is_assigned(view):  # only what has no channel yet gets one
             known = self._shown(view)
-            units = compress(torch.where(known > 0, known, units).expand(value.shape))
-        self.write_owner(view, units)
+            channels = compress(torch.where(known > 0, known, channels).expand(value.shape))
+        self.write_channels(view, channels)
 
 
 def _without_whole_dimensions(
@@ -286,7 +286,7 @@ def _without_whole_dimensions(
     """The view with size 1 along dimensions of which every position sees all, or as it is.
 
     A standardised weight is seen row by row: its rows are enough, and far fewer than its elements.
-    ``told_apart`` are dimensions along which owners differ already.
+    ``told_apart`` are dimensions along which channels differ already.
     """
     assert view.coords is not None
     gone = [c is None and d not in told_apart for d, c in enumerate(view.coords)]

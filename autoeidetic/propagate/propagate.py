@@ -194,9 +194,11 @@ class _Interpreter:
 
     def _mixtures_in(self, result: Any) -> frozenset[int]:
         operands = leaves(result, Value)
-        units = self.algebra.units
+        channels = self.algebra.channels
         found = [
-            units.mixing_sites(units.find(array(v.tags))) for v in operands if v.tags is not None
+            channels.mixing_sites(channels.find(array(v.tags)))
+            for v in operands
+            if v.tags is not None
         ]
         return frozenset(int(s) for sites in found for s in sites)
 
@@ -218,8 +220,10 @@ class _Interpreter:
         sources = [self.values[a] for n in self.read_by_python for a in n.all_input_nodes]
         looked_at = algebra.mix_everything(sources).numpy()
         for arg in output.all_input_nodes:
-            units = unit_numbers(algebra.tags(self.values[arg]))
-            algebra.units.require(units, np.broadcast_to(looked_at, units.shape), algebra.index)
+            channels = channel_numbers(algebra.tags(self.values[arg]))
+            algebra.channels.require(
+                channels, np.broadcast_to(looked_at, channels.shape), algebra.index
+            )
 
 
 def propagate(capture: Capture) -> Propagation:
@@ -317,7 +321,7 @@ def _common(left: Scope, right: Scope) -> Scope:
     return left[:length]
 
 
-def unit_numbers(tags: Tensor) -> np.ndarray:
-    """The different units in a tag tensor."""
+def channel_numbers(tags: Tensor) -> np.ndarray:
+    """The different channels in a tag tensor."""
     found = np.unique(array(tags))
     return found[found != 0]

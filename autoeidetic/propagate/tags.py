@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from .channels import Array, Units
+from .channels import Array, Channels
 from .values import core, varies
 
 _MOST_PAIRS = 1 << 20
@@ -19,9 +19,9 @@ _FEW_BRANCHES = 4
 
 @dataclass
 class Tags:
-    """The table of units of one analysis, and the node that is being looked at."""
+    """The table of channels of one analysis, and the node that is being looked at."""
 
-    units: Units = field(default_factory=Units)
+    channels: Channels = field(default_factory=Channels)
     mixing_nodes: list[int] = field(default_factory=list)
     node: fx.Node = None  # type: ignore[assignment]
     index: int = 0
@@ -44,8 +44,8 @@ class Tags:
             return right
         small_left, small_right = torch.broadcast_tensors(small_left, small_right)
         size = small_left.shape
-        a = self.units.find(small_left.reshape(-1).numpy())
-        b = self.units.find(small_right.reshape(-1).numpy())
+        a = self.channels.find(small_left.reshape(-1).numpy())
+        b = self.channels.find(small_right.reshape(-1).numpy())
         out = self._combine_arrays(a, b)
         return torch.from_numpy(out).view(size).expand(shape)
 
@@ -55,33 +55,33 @@ class Tags:
         if not both.any():
             return out
         left, right = a[both], b[both]
-        pairs, inverse = np.unique(left * self.units.count + right, return_inverse=True)
-        pair_left, pair_right = pairs // self.units.count, pairs % self.units.count
+        pairs, inverse = np.unique(left * self.channels.count + right, return_inverse=True)
+        pair_left, pair_right = pairs // self.channels.count, pairs % self.channels.count
         partners_of_left = _multiplicity(pair_left)
         partners_of_right = _multiplicity(pair_right)
         one_to_one = (partners_of_left == 1) & (partners_of_right == 1)
-        self.units.join(pair_left[one_to_one], pair_right[one_to_one], self.index)
+        self.channels.join(pair_left[one_to_one], pair_right[one_to_one], self.index)
         tag = pair_left.copy()
         many_left = (partners_of_left == 1) & (partners_of_right > 1)
-        self.units.require(pair_left[many_left], pair_right[many_left], self.index)
+        self.channels.require(pair_left[many_left], pair_right[many_left], self.index)
         many_right = (partners_of_left > 1) & (partners_of_right == 1)
-        self.units.require(pair_right[many_right], pair_left[many_right], self.index)
+        self.channels.require(pair_right[many_right], pair_left[many_right], self.index)
         tag[many_right] = pair_right[many_right]
         crossed = (partners_of_left > 1) & (partners_of_right > 1)
         if crossed.any():
-            tag[crossed] = self._pair_units(pair_left[crossed], pair_right[crossed])
+            tag[crossed] = self._pair_channels(pair_left[crossed], pair_right[crossed])
         out[both] = tag[inverse]
         return out
 
-    def _pair_units(self, left: Array, right: Array) -> Array:
-        """Many against many: a derived unit for each pair, or one class when there are too many."""
+    def _pair_channels(self, left: Array, right: Array) -> Array:
+        """Many against many: a derived channel for each pair, or one unit if there are too many."""
         if len(left) > _MOST_PAIRS:
-            self.units.join(left[:-1], left[1:], self.index)
-            self.units.require(right, left, self.index)
+            self.channels.join(left[:-1], left[1:], self.index)
+            self.channels.require(right, left, self.index)
             return right
-        derived = self.units.new(len(left))
-        self.units.require(derived, left, self.index)
-        self.units.require(derived, right, self.index)
+        derived = self.channels.new(len(left))
+        self.channels.require(derived, left, self.index)
+        self.channels.require(derived, right, self.index)
         return derived
 
     # -- mixing -------------------------------------------------------------------------
@@ -95,14 +95,14 @@ class Tags:
         compact = core(small)
         kept = [d for d in range(tags.dim()) if d not in over]
         size = [compact.shape[d] for d in kept]
-        rows = self.units.find(compact.permute(kept + over).reshape(math.prod(size), -1).numpy())
+        rows = self.channels.find(compact.permute(kept + over).reshape(math.prod(size), -1).numpy())
         mixed = self._mix_rows(rows, how)
         shape = [1 if d in over else compact.shape[d] for d in range(tags.dim())]
         target = [1 if d in dims else n for d, n in enumerate(tags.shape)]
         return torch.from_numpy(mixed).view(shape).expand(target)
 
     def _mix_rows(self, rows: Array, how: str) -> Array:
-        """One tag for each row of units: the single unit in it, or what mixing makes of them."""
+        """One tag for each row of channels: the only one in it, or what mixing makes of them."""
         highest = rows.max(axis=1)
         several = ((rows != highest[:, None]) & (rows != 0)).any(axis=1)
         if not several.any():
@@ -121,10 +121,10 @@ class Tags:
             how = "join" if self._are_branches(sets) else "soft"
         if how == "join":
             for members in sets:
-                self.units.join(members[:-1], members[1:], self.index)
+                self.channels.join(members[:-1], members[1:], self.index)
             derived = np.array([members[0] for members in sets])
         else:
-            derived = self.units.derive(sets, self.index, self._site() if how == "soft" else -1)
+            derived = self.channels.derive(sets, self.index, self._site() if how == "soft" else -1)
         highest[several] = derived[inverse.reshape(-1)]
         return highest
 
@@ -145,14 +145,14 @@ class Tags:
     # -- weights ------------------------------------------------------------------------
 
     def columns(self, tags: Tensor, keep: Sequence[int]) -> Tensor:
-        """One unit per position along ``keep``: a weight is shared over all other dimensions."""
+        """One channel per position along ``keep``: a weight is shared over all other dimensions."""
         others = [d for d in range(tags.dim()) if d not in keep]
         return self.reduce_tags(tags, others, "join")
 
     def is_shared(self, tags: Tensor, contracted: Sequence[int]) -> bool:
-        """Does the weight mix positions, while the units lie along other dimensions?
+        """Does the weight mix positions, while the channels lie along other dimensions?
 
-        Then its rows serve all units alike (token mixing). When units vary along both, the
+        Then its rows serve all channels alike (token mixing). When channels vary along both, the
         treatment that mixes less is chosen.
         """
         moving = varies(tags)
@@ -161,7 +161,7 @@ class Tags:
         if not across:
             return False
         compact = core(tags).permute(across + [d for d in range(tags.dim()) if d not in across])
-        rows = self.units.find(
+        rows = self.channels.find(
             compact.reshape(math.prod([tags.shape[d] for d in across]), -1).numpy()
         )
         if not along:
@@ -170,7 +170,7 @@ class Tags:
 
 
 def _distinct(rows: Array) -> int:
-    """The largest number of different units in one row."""
+    """The largest number of different channels in one row."""
     ordered = np.sort(rows, axis=1)
     fresh = (ordered[:, 1:] != ordered[:, :-1]) & (ordered[:, 1:] != 0)
     return int(fresh.sum(axis=1).max(initial=0)) + 1

@@ -58,7 +58,7 @@ class Value:
 
     @property
     def is_constant(self) -> bool:
-        """Available to every task: no unit and no parameter in it."""
+        """Available to every task: no channel and no parameter in it."""
         return self.parameter is None and self.tags is not None and is_zero(self.tags)
 
 
@@ -123,11 +123,11 @@ def varies(tags: Tensor) -> list[int]:
     ]
 
 
-def vector(units: np.ndarray, dim: int, shape: tuple[int, ...]) -> Tensor:
+def vector(channels: np.ndarray, dim: int, shape: tuple[int, ...]) -> Tensor:
     """Tags that vary along one dimension only."""
     view = [1] * len(shape)
     view[dim] = -1
-    return torch.from_numpy(units).view(view).expand(shape)
+    return torch.from_numpy(channels).view(view).expand(shape)
 
 
 def array(tags: Tensor) -> np.ndarray:

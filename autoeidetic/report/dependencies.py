@@ -84,9 +84,9 @@ class Dependencies(Drawable):
         return self._structure.backbone
 
     @property
-    def largest_class_share(self) -> float:
-        """The part of the backbone's elements that its largest class holds."""
-        return self._structure.largest_class / max(self._structure.backbone, 1)
+    def largest_unit_share(self) -> float:
+        """The part of the backbone's elements that its largest unit holds."""
+        return self._structure.largest_unit / max(self._structure.backbone, 1)
 
     @cached_property
     def graph(self) -> nx.DiGraph:
@@ -95,9 +95,9 @@ class Dependencies(Drawable):
 
     @cached_property
     def values(self) -> dict[str, Tensor]:
-        """The classes in the value of every node of ``capture.graph``, by node name."""
+        """The units in the value of every node of ``capture.graph``, by node name."""
         coupling = self._coupling
-        return {node.name: coupling.classes(tags) for node, tags in coupling.node_tags.items()}
+        return {node.name: coupling.units(tags) for node, tags in coupling.node_tags.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the plan as plain data."""
@@ -112,6 +112,6 @@ class Dependencies(Drawable):
 
     def __repr__(self) -> str:
         return (
-            f"Dependencies({len(self.groups)} groups, {self.plan.classes} classes, "
+            f"Dependencies({len(self.groups)} groups, {self.plan.units} units, "
             f"{self.locked.share:.1%} locked)"
         )

@@ -79,9 +79,9 @@ def to_dict(deps: Dependencies) -> dict[str, Any]:
         "nodes": len(deps.capture.graph.nodes),
         "operators": dict(deps.operators),
         "unhandled": [str(unhandled) for unhandled in deps.unhandled],
-        "classes": deps.plan.classes,
+        "units": deps.plan.units,
         "backbone_elements": deps.backbone_elements,
-        "largest_class_share": deps.largest_class_share,
+        "largest_unit_share": deps.largest_unit_share,
         "groups": [group.to_dict() for group in deps.groups],
         "heads": [head.to_dict() for head in deps.heads],
         "locked": deps.locked.to_dict(),
@@ -100,7 +100,7 @@ def to_json(deps: Dependencies) -> str:
 def table(deps: Dependencies) -> str:
     """A summary, the groups, the heads and what is locked."""
     total = max(deps.backbone_elements, 1)
-    rows = [("group", "classes", "elements", "share", "layers", "coupled by")]
+    rows = [("group", "units", "elements", "share", "layers", "coupled by")]
     for group in deps.groups[:_ROWS]:
         operators = dict.fromkeys(
             b.place.operator.removeprefix("aten.") for b in group.bonds if b.kind != "nested"
@@ -139,9 +139,9 @@ def table(deps: Dependencies) -> str:
 
 def _summary(deps: Dependencies) -> str:
     return (
-        f"{len(deps.groups)} groups, {deps.plan.classes:,} classes, "
-        f"{deps.backbone_elements:,} backbone elements; largest class "
-        f"{deps.largest_class_share:.2%}; {len(deps.plan.nested)} modules evaluated level by level"
+        f"{len(deps.groups)} groups, {deps.plan.units:,} units, "
+        f"{deps.backbone_elements:,} backbone elements; largest unit "
+        f"{deps.largest_unit_share:.2%}; {len(deps.plan.nested)} modules evaluated level by level"
     )
 
 

@@ -19,7 +19,7 @@ from ..propagate.values import array, core, varies
 
 @dataclass(frozen=True)
 class Share:
-    """How a group or a layer is divided: classes (or elements) per task, and what is free.
+    """How a group or a layer is divided: units (or elements) per task, and what is free.
 
     For an open task ``tasks`` counts what it uses and has not pruned.
     """
@@ -53,7 +53,7 @@ class Capacity:
         return {**asdict(self), "used": self.used}
 
     def __str__(self) -> str:
-        rows = [["group", "classes", *(f"task {t}" for t in range(len(self.tasks))), "free"]]
+        rows = [["group", "units", *(f"task {t}" for t in range(len(self.tasks))), "free"]]
         rows += [[g.name, str(g.size), *map(str, g.tasks), str(g.free)] for g in self.groups]
         shares = [*(f"{share:.1%}" for share in self.tasks), f"{self.free:.1%}"]
         rows.append(["all parameters", "", *shares])
@@ -72,7 +72,7 @@ class Capacity:
 def capacity(blueprint: Blueprint, owners: Owners, parameters: dict[str, Tensor]) -> Capacity:
     """Count."""
     count = owners.tasks
-    state = task_of_class(owners, count)
+    state = task_of_unit(owners, count)
     elements = np.where(owners.outside, 0, blueprint.plan.elements)
     totals = np.bincount(state, weights=elements, minlength=count + 1)
     whole = max(float(totals.sum()), 1.0)
@@ -80,7 +80,7 @@ def capacity(blueprint: Blueprint, owners: Owners, parameters: dict[str, Tensor]
         free=float(totals[count]) / whole,
         tasks=tuple(float(n) / whole for n in totals[:count]),
         groups=tuple(
-            _share(group.name, np.bincount(state[list(group.classes)], minlength=count + 1))
+            _share(group.name, np.bincount(state[list(group.units)], minlength=count + 1))
             for group in blueprint.groups
         ),
         layers=_layers(blueprint, state, count),
@@ -95,8 +95,8 @@ def free_share(blueprint: Blueprint, owners: Owners) -> float:
     return 1 - float(elements[used].sum()) / max(float(elements.sum()), 1.0)
 
 
-def task_of_class(owners: Owners, count: int) -> np.ndarray:
-    """For each class the task that uses it; ``count`` for free ones."""
+def task_of_unit(owners: Owners, count: int) -> np.ndarray:
+    """For each unit the task that uses it; ``count`` for free ones."""
     state = np.where(owners.task == FREE, count, owners.task).astype(np.int64)
     if owners.open_task is not None:
         state[owners.in_training] = owners.open_task
@@ -113,8 +113,8 @@ def _layers(blueprint: Blueprint, state: np.ndarray, count: int) -> tuple[Share,
     for name, entry in blueprint.plan.parameters.items():
         if entry.head or not entry.used:
             continue
-        small = state[array(entry.owner)]
-        each = entry.owner.numel() // max(len(small), 1)
+        small = state[array(entry.units)]
+        each = entry.units.numel() // max(len(small), 1)
         totals[layer_of(name)] += np.bincount(small, minlength=count + 1) * each
     return tuple(_share(layer, counts) for layer, counts in totals.items())
 
@@ -132,10 +132,10 @@ def _reuse(
             if entry.head or read.transformed:
                 continue
             weight = parameters[name].detach().abs().cpu()
-            still = set(range(weight.dim())) - {*varies(entry.owner), *varies(read.columns)}
+            still = set(range(weight.dim())) - {*varies(entry.units), *varies(read.columns)}
             if still:
                 weight = weight.sum(sorted(still), keepdim=True)
-            pair = task[core(entry.owner)] * (count + 1) + task[core(read.columns)]
+            pair = task[core(entry.units)] * (count + 1) + task[core(read.columns)]
             found = torch.bincount(
                 pair.expand(weight.shape).reshape(-1), weight.reshape(-1), (count + 1) ** 2
             )

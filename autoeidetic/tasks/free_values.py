@@ -36,7 +36,7 @@ class FreeValues:
                 return None
             if not entry.used:
                 return torch.ones((), dtype=torch.bool)
-            return ~self.owners.owned(entry.owner)
+            return ~self.owners.owned(entry.units)
         if name in plan.buffers:
             return ~self.owners.owned(plan.buffers[name])
         if name.endswith("num_batches_tracked"):  # counts for channels that start anew

@@ -520,8 +520,8 @@ class Answering(nn.Module):
         looked_at |= {head.layer: head.inputs for head in call.blueprint.heads}
         owners = call.owners(self.owners)
         visible: _Visible = {
-            (key, task.index): derive.visible(classes, task.index, owners, device(""))
-            for key, classes in looked_at.items()
+            (key, task.index): derive.visible(units, task.index, owners, device(""))
+            for key, units in looked_at.items()
             for task in self._tasks
         }
         for head in call.blueprint.heads:

@@ -81,11 +81,11 @@ def analyze(name: str) -> Record:
         "unhandled": [str(place) for place in deps.unhandled],
         "unused": len(deps.unused),
         "groups": len(deps.groups),
-        "classes": deps.plan.classes,
+        "units": deps.plan.units,
         "nested": len(deps.plan.nested),
         "heads": [head.layer for head in deps.heads],
-        "largest_class_share": deps.largest_class_share,
-        "largest_class": _largest_class(deps),
+        "largest_unit_share": deps.largest_unit_share,
+        "largest_unit": _largest_unit(deps),
         "locked_share": deps.locked.share,
         "locks": len(deps.locked),
         "locked": [_anywhere(lock.to_dict()) for lock in deps.locked][:1],
@@ -164,7 +164,7 @@ def _capacity(model: nn.Module, deps: Any) -> Record:
     except autoeidetic.HeadError as error:
         return {"free_after_half": None, "head_error": short(error)}
     owners = Owners.none(plan.plan, plan.outside, plan.locked, True).opened(0)
-    alike = np.ones(plan.plan.classes + 1)
+    alike = np.ones(plan.plan.units + 1)
     kept = owners.pruning(choose(plan, owners, alike, 0.5)).finished()
     return {"free_after_half": free_share(plan, kept)}
 
@@ -174,7 +174,7 @@ def _anywhere(lock: Record) -> Record:
     return {**lock, "line": lock["line"].rpartition("site-packages/")[2]}
 
 
-def _largest_class(deps: Any) -> str:
+def _largest_unit(deps: Any) -> str:
     """Where the largest class outside the heads lies, and what ties it together."""
     group = max(deps.groups, key=lambda group: group.elements / group.size)
     operators = dict.fromkeys(
@@ -183,16 +183,16 @@ def _largest_class(deps: Any) -> str:
         if bond.kind == "joined"
     )
     tied = f", joined by {', '.join(list(operators)[:2])}" if operators else ""
-    return f"one of the {group.size} classes of {len(group.layers)} layers ({group.name}){tied}"
+    return f"one of the {group.size} units of {len(group.layers)} layers ({group.name}){tied}"
 
 
 def _unaccounted(model: nn.Module, deps: Any) -> int:
-    """Parameter elements that belong to no class."""
+    """Parameter elements that belong to no unit."""
     missing = 0
     for name, parameter in model.named_parameters():
         plan = deps.plan.parameters.get(name)
-        if plan is None or plan.owner.shape != parameter.shape:
+        if plan is None or plan.units.shape != parameter.shape:
             missing += parameter.numel()
-        elif (core(plan.owner) < 1).any():
-            missing += int((plan.owner < 1).sum())
+        elif (core(plan.units) < 1).any():
+            missing += int((plan.units < 1).sum())
     return missing

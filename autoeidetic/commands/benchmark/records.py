@@ -9,7 +9,7 @@ from __future__ import annotations
 from . import torture
 from .runner import Record
 
-LARGEST_CLASS = 0.02
+LARGEST_UNIT = 0.02
 LARGEST_LOCKED = 0.10
 
 
@@ -36,11 +36,11 @@ def pruned_by_peer(record: Record) -> bool:
 
 
 def is_divided(record: Record) -> bool:
-    """Is no class larger than 2 % of the backbone, and at most 10 % of it locked?"""
+    """Is no unit larger than 2 % of the backbone, and at most 10 % of it locked?"""
     found = part(record, "analyze")
     return (
         bool(found)
-        and found["largest_class_share"] <= LARGEST_CLASS
+        and found["largest_unit_share"] <= LARGEST_UNIT
         and found["locked_share"] <= LARGEST_LOCKED
     )
 

@@ -86,8 +86,8 @@ COLUMNS = (
     Column("nodes", _of("analyze", "nodes"), "d"),
     Column("operators", _operators, "d"),
     Column("groups", _of("analyze", "groups"), "d"),
-    Column("classes", _of("analyze", "classes"), "d"),
-    Column("largest class", _of("analyze", "largest_class_share"), ".2%"),
+    Column("units", _of("analyze", "units"), "d"),
+    Column("largest unit", _of("analyze", "largest_unit_share"), ".2%"),
     Column("locked", _of("analyze", "locked_share"), ".2%"),
     Column("locked because", _locked_because),
     Column("free after half", _of("analyze", "free_after_half"), ".1%"),
@@ -107,7 +107,7 @@ COLUMNS = (
     Column("not run", _not_run),
 )
 _LIVE = {
-    "analyze": ("captured by", "nodes", "groups", "classes", "largest class", "locked"),
+    "analyze": ("captured by", "nodes", "groups", "units", "largest unit", "locked"),
     "convert": ("convert (s)", "rehearsal (s)"),
     "compare": ("analyze again (s)", "torch.export (s)", "Torch-Pruning halves it"),
     "verify": ("bitwise", "torture (s)"),

@@ -9,8 +9,8 @@ from statistics import median
 
 from .measure import REAL
 from .records import (
-    LARGEST_CLASS,
     LARGEST_LOCKED,
+    LARGEST_UNIT,
     analysed,
     converted,
     failures,
@@ -58,8 +58,8 @@ def _analysis_line(records: list[Record]) -> str:
     text = (
         f"{len(known)} of {len(records)} models ({len(known) / max(len(records), 1):.1%}) "
         f"analysed, {len(complete)} with no operator unhandled and every parameter element in a "
-        f"class; {sum(map(is_divided, records))} divided so far that no class holds more than "
-        f"{LARGEST_CLASS:.0%} of the backbone and no more than {LARGEST_LOCKED:.0%} is locked"
+        f"unit; {sum(map(is_divided, records))} divided so far that no unit holds more than "
+        f"{LARGEST_UNIT:.0%} of the backbone and no more than {LARGEST_LOCKED:.0%} is locked"
     )
     if not known:
         return text + "."
@@ -109,7 +109,7 @@ def reasons(records: list[Record]) -> list[str]:
     """Model by model: what is divided less than it should be, and what other tools cannot do."""
     undivided = [f"{r['model']}: {_undivided(r)}" for r in records if analysed(r)]
     blocks = {
-        f"More than {LARGEST_CLASS:.0%} in one class, or more than {LARGEST_LOCKED:.0%} locked:": [
+        f"More than {LARGEST_UNIT:.0%} in one unit, or more than {LARGEST_LOCKED:.0%} locked:": [
             line for line in undivided if not line.endswith(": ")
         ],
         "What other tools could not do:": [
@@ -130,9 +130,9 @@ def _undivided(record: Record) -> str:
     """Why a model is not divided further; empty when it is divided far enough."""
     found = part(record, "analyze")
     parts = []
-    if found["largest_class_share"] > LARGEST_CLASS:
+    if found["largest_unit_share"] > LARGEST_UNIT:
         parts.append(
-            f"the largest class holds {found['largest_class_share']:.1%}: {found['largest_class']}"
+            f"the largest unit holds {found['largest_unit_share']:.1%}: {found['largest_unit']}"
         )
     if found["locked_share"] > LARGEST_LOCKED:
         first = found["locked"][0]

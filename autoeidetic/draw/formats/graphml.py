@@ -23,7 +23,7 @@ def to_graph(drawing: Drawing) -> nx.MultiDiGraph:
             module=printable(modules[node.module].path),
             shape="x".join(map(str, node.shape)),
             parameters=node.parameters,
-            classes=node.classes,
+            units=node.units,
             line=printable(node.line),
             groups=printable(" ".join(names[part.group] for part in node.groups)),
             locked=printable(node.locked),

@@ -80,7 +80,7 @@ def _summary(drawing: Drawing) -> str:
     known = drawing.summary
     parts = [f"{count_text(known.parameters)} parameters"]
     if known.groups:
-        parts.append(f"{known.groups} groups of {known.classes:,} classes")
+        parts.append(f"{known.groups} groups of {known.units:,} units")
         parts.append(f"{known.locked_share:.1%} locked" if known.locked_share else "nothing locked")
     if drawing.failure is not None:
         parts.append(f"failed: {' '.join(drawing.failure.message.split())}")

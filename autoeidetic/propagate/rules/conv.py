@@ -77,16 +77,16 @@ def _conv(
     algebra.role(weight, "output")
     kernel = weight.shape[2:]
     if transposed:  # [inputs, outputs of its group, ...]
-        units = _rows_of_transposed(algebra, weight, groups, outputs)
+        channels = _rows_of_transposed(algebra, weight, groups, outputs)
         columns = seen.reshape(-1, 1, *[1] * len(kernel))
     else:
-        units = algebra.own_rows(weight, [0]).reshape(-1)
+        channels = algebra.own_rows(weight, [0]).reshape(-1)
         columns = seen.repeat_interleave(outputs, 0) if groups > 1 else seen
         columns = columns.view(-1, inputs, *[1] * len(kernel))
     if not algebra.read(weight, columns):
         mixed = algebra.reduce_tags(seen, [1], "hard").expand(groups, outputs).reshape(-1)
-        units = algebra.combine(units, mixed, units.shape)
-    return algebra.result(_along_channels(algebra, units))
+        channels = algebra.combine(channels, mixed, channels.shape)
+    return algebra.result(_along_channels(algebra, channels))
 
 
 def _rows_of_transposed(algebra: Algebra, weight: Value, groups: int, outputs: int) -> Tensor:
@@ -96,36 +96,38 @@ def _rows_of_transposed(algebra: Algebra, weight: Value, groups: int, outputs: i
     view = weight.parameter
     per_group = weight.shape[0] // groups
     if view is not None and weight.tags is None and not algebra.is_assigned(view):
-        units = torch.from_numpy(algebra.units.new(groups * outputs)).view(groups, 1, outputs)
-        owner = units.expand(groups, per_group, outputs).reshape(weight.shape[0], outputs)
-        owner = owner.view(*owner.shape, *[1] * (len(weight.shape) - 2)).expand(weight.shape)
-        algebra.write_owner(view, owner)
-        return units.reshape(-1)
+        channels = torch.from_numpy(algebra.channels.new(groups * outputs)).view(groups, 1, outputs)
+        assigned = channels.expand(groups, per_group, outputs).reshape(weight.shape[0], outputs)
+        assigned = assigned.view(*assigned.shape, *[1] * (len(weight.shape) - 2)).expand(
+            weight.shape
+        )
+        algebra.write_channels(view, assigned)
+        return channels.reshape(-1)
     tags = algebra.tags(weight)
     split = tags.reshape(groups, per_group, outputs, -1)
     return algebra.reduce_tags(split, [1, 3], "hard").reshape(-1)
 
 
 def _depthwise(algebra: Algebra, tags: Tensor, weight: Value, multiplier: int) -> Value:
-    """Row c reads channel c alone: it is in that channel's class.
+    """Row c reads input c alone, and joins its unit.
 
-    The weight may serve several units per channel (all heads of an attention layer); then they
-    require it, as with any other parameter that is applied channel by channel.
+    The weight may serve several channels at one position (all heads of an attention layer). Then
+    they require it, as they do any other parameter that is applied channel by channel.
     """
     algebra.role(weight, "depthwise")
     space = range(2, tags.dim())
     kernel_dims = range(2, len(weight.shape))
     tags = algebra.reduce_tags(tags, space, "auto").repeat_interleave(multiplier, 1)
     flat_space = [1] * len(kernel_dims)
-    channels = Value(tuple(tags.shape), compress(tags))
-    if set(varies(channels.tags)) <= {1} and weight.tags is None:  # type: ignore[arg-type]
-        rows = algebra.tags(channels)[0].reshape(weight.shape[0], weight.shape[1], *flat_space)
+    inputs = Value(tuple(tags.shape), compress(tags))
+    if set(varies(inputs.tags)) <= {1} and weight.tags is None:  # type: ignore[arg-type]
+        rows = algebra.tags(inputs)[0].reshape(weight.shape[0], weight.shape[1], *flat_space)
         met = Value(weight.shape, rows.expand(weight.shape))
         rows = algebra.tags(algebra.pointwise(met, weight, shape=weight.shape))
         rows = algebra.reduce_tags(rows, kernel_dims, "hard").reshape(-1)
         return algebra.result(_along_channels(algebra, rows))
-    units = algebra.own_rows(weight, [0, 1]).reshape(1, -1, *flat_space)
-    return algebra.result(algebra.combine(algebra.tags(channels), units, channels.shape))
+    channels = algebra.own_rows(weight, [0, 1]).reshape(1, -1, *flat_space)
+    return algebra.result(algebra.combine(algebra.tags(inputs), channels, inputs.shape))
 
 
 def _computed_weight(algebra: Algebra, seen: Tensor, weight: Value, transposed: bool) -> Value:
@@ -143,7 +145,7 @@ def _computed_weight(algebra: Algebra, seen: Tensor, weight: Value, transposed: 
 
 
 def _over_channels(algebra: Algebra, tags: Tensor, weight: Value, padding: Any) -> Value:
-    """The units lie along space (ECA): the kernel mixes neighbours and serves all alike."""
+    """The channels lie along space (ECA): the kernel mixes neighbours and serves all alike."""
     space = set(range(2, tags.dim()))
     moving = set(varies(tags)) & space
     in_place = (
@@ -155,5 +157,5 @@ def _over_channels(algebra: Algebra, tags: Tensor, weight: Value, padding: Any) 
     return shared(algebra, tags, [1], weight)
 
 
-def _along_channels(algebra: Algebra, units: Tensor) -> Tensor:
-    return units.view(1, -1, *[1] * (len(algebra.shape) - 2))
+def _along_channels(algebra: Algebra, channels: Tensor) -> Tensor:
+    return channels.view(1, -1, *[1] * (len(algebra.shape) - 2))

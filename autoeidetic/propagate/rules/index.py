@@ -16,16 +16,16 @@ def _known(index: Value | None) -> bool:
     return index is None or (index.const is not None and not index.const.is_meta)
 
 
-def _unknown_units(algebra: Algebra, indices: list[Any]) -> Tensor | None:
-    """The index is an operand too: one tag for all the units that computed it."""
+def _unknown_channels(algebra: Algebra, indices: list[Any]) -> Tensor | None:
+    """The index is an operand too: one tag for all the channels that computed it."""
     values = [i for i in indices if isinstance(i, Value) and not i.is_constant]
     return algebra.mix_everything(values) if values else None
 
 
-def _require(algebra: Algebra, value: Value, units: Tensor | None) -> Value:
-    if units is None:
+def _require(algebra: Algebra, value: Value, channels: Tensor | None) -> Value:
+    if channels is None:
         return value
-    return Value(value.shape, algebra.combine(algebra.tags(value), units, value.shape))
+    return Value(value.shape, algebra.combine(algebra.tags(value), channels, value.shape))
 
 
 @rule(*aten("index _unsafe_index"))
@@ -42,7 +42,7 @@ def index(algebra: Algebra, x: Value, indices: list[Value | None]) -> Value:
     moved = algebra.move(
         mixed, lambda t: torch.ops.aten.index.Tensor(t, anywhere).expand(algebra.shape)
     )
-    return _require(algebra, moved, _unknown_units(algebra, indices))
+    return _require(algebra, moved, _unknown_channels(algebra, indices))
 
 
 def _first_everywhere(shape: tuple[int, ...]) -> Tensor:
@@ -77,7 +77,7 @@ def index_select(algebra: Algebra, x: Value, dim: int, i: Value) -> Value:
         return algebra.move(x, lambda t: t.index_select(dim, i.const))  # type: ignore[arg-type]
     mixed = algebra.reduce(x, [dim], keepdim=True)
     moved = _spread(algebra, mixed, algebra.shape)
-    return _require(algebra, moved, _unknown_units(algebra, [i]))
+    return _require(algebra, moved, _unknown_channels(algebra, [i]))
 
 
 @rule(*aten("gather"))
@@ -93,15 +93,15 @@ def gather(algebra: Algebra, x: Value, dim: int, i: Value, **_: Any) -> Value:
 
 @rule(*aten("embedding"))
 def embedding(algebra: Algebra, weight: Value, indices: Value, *_: Any, **__: Any) -> Value:
-    """A row is picked by the index: the units lie along the embedding's dimension."""
+    """A row is picked by the index: the channels lie along the embedding's dimension."""
     return _embed(algebra, weight, indices, algebra.shape)
 
 
 def _embed(algebra: Algebra, weight: Value, indices: Value, shape: tuple[int, ...]) -> Value:
     algebra.role(weight, "embedding")
-    units = algebra.own_rows(weight, [1]).reshape(-1)
-    result = algebra.result(units.view([1] * (len(shape) - 1) + [-1]), shape)
-    return _require(algebra, result, _unknown_units(algebra, [indices]))
+    channels = algebra.own_rows(weight, [1]).reshape(-1)
+    result = algebra.result(channels.view([1] * (len(shape) - 1) + [-1]), shape)
+    return _require(algebra, result, _unknown_channels(algebra, [indices]))
 
 
 @rule(*aten("_embedding_bag _embedding_bag_forward_only"))
@@ -109,7 +109,7 @@ def embedding_bag(
     algebra: Algebra, weight: Value, indices: Value, offsets: Value, *args: Any
 ) -> list[Value]:
     parts = {p.args[1]: p for p in algebra.node.users}
-    computed = _unknown_units(algebra, [indices, offsets, *args])
+    computed = _unknown_channels(algebra, [indices, offsets, *args])
     shape = parts[0].meta["shape"] if 0 in parts else (1, weight.shape[1])
     result = _require(algebra, _embed(algebra, weight, indices, shape), computed)
     return [result, *side_results(algebra, [weight, indices, offsets, *args], 3)]
@@ -135,8 +135,8 @@ def scatter(algebra: Algebra, into: Value, *args: Any, **_: Any) -> Value:
     else:
         positions = [dims[0] % len(into.shape)] if dims else list(range(len(into.shape)))
     base = _spread(algebra, algebra.reduce(into, positions, keepdim=True), into.shape)
-    units = algebra.mix_everything([*values, *indices])
-    return _require(algebra, base, units)
+    channels = algebra.mix_everything([*values, *indices])
+    return _require(algebra, base, channels)
 
 
 def _write_at(algebra: Algebra, into: Value, indices: Any, values: list[Value]) -> Value | None:

@@ -13,11 +13,11 @@ from .registry import aten, rule
 
 
 def shared(algebra: Algebra, tags: Tensor, contracted: list[int], weight: Value) -> Value:
-    """A weight that serves many units alike: one unit, required by them all."""
+    """A weight that serves many channels alike: one channel, required by them all."""
     algebra.role(weight, "shared")
     mixed = algebra.reduce_tags(tags, contracted, "auto")
-    unit = algebra.own_rows(weight, []).reshape(())
-    return algebra.result(algebra.combine(mixed.expand(algebra.shape), unit))
+    channel = algebra.own_rows(weight, []).reshape(())
+    return algebra.result(algebra.combine(mixed.expand(algebra.shape), channel))
 
 
 @rule(*aten("linear"))
@@ -41,10 +41,10 @@ def _layer(algebra: Algebra, x: Value, weight: Value) -> Value:
         return shared(algebra, tags, [last], weight)
     algebra.role(weight, "output")
     seen = algebra.columns(tags, [last]).reshape(-1)
-    units = algebra.own_rows(weight, [0]).reshape(-1)
+    channels = algebra.own_rows(weight, [0]).reshape(-1)
     if not algebra.read(weight, seen):
-        units = algebra.combine(units, algebra.reduce_tags(seen, [0], "hard"), units.shape)
-    return algebra.result(units)
+        channels = algebra.combine(channels, algebra.reduce_tags(seen, [0], "hard"), channels.shape)
+    return algebra.result(channels)
 
 
 def biased(algebra: Algebra, result: Value, bias: Value | None, dim: int) -> Value:
@@ -99,9 +99,9 @@ def _with_weight(
 ) -> Tensor:
     """An activation times a (batch of) parameter matrices.
 
-    It is a layer when the units of ``x`` lie along the contracted dimension, and perhaps along
+    It is a layer when the channels of ``x`` lie along the contracted dimension, and perhaps along
     batch dimensions that the weight has too (a layer per attention head). It is a table that
-    serves many units alike when they also lie elsewhere (relative positions for all heads).
+    serves many channels alike when they also lie elsewhere (relative positions for all heads).
     """
     tags = algebra.tags(x)
     tags = tags.expand(*full[:-2], *tags.shape[-2:])
@@ -119,11 +119,11 @@ def _with_weight(
     seen = seen.reshape(seen.shape[rank - weight_rank :])
     algebra.role(weight, "output")
     rows = weight_rank - 1 if on_right else weight_rank - 2
-    units = algebra.own_rows(weight, [*(d - rank + weight_rank for d in batch), rows])
+    channels = algebra.own_rows(weight, [*(d - rank + weight_rank for d in batch), rows])
     if not algebra.read(weight, seen):
         mixed = algebra.reduce_tags(seen, [2 * weight_rank - 3 - rows], "hard")
-        units = algebra.combine(units, mixed, units.shape)
-    return units.expand(full)
+        channels = algebra.combine(channels, mixed, channels.shape)
+    return channels.expand(full)
 
 
 def _repeats(weight: Value) -> bool:
@@ -143,12 +143,14 @@ def addbmm(algebra: Algebra, bias: Value, left: Value, right: Value, **_: Any) -
 def trilinear(algebra: Algebra, first: Value, weight: Value, third: Value, *_: Any) -> Value:
     """ATen's spelling of a bilinear layer: [.., 1, i, 1], [1, o, i, j], [.., 1, 1, j]."""
     algebra.role(weight, "output")
-    units = algebra.own_rows(weight, [0]).reshape(-1)
+    channels = algebra.own_rows(weight, [0]).reshape(-1)
     for x, dim in ((first, 1), (third, 2)):
         tags = algebra.tags(x)
         seen = algebra.columns(tags, [tags.dim() - 1]).reshape(-1)
         size = [1, 1, 1]
         size[dim] = -1
         if not algebra.read(weight, seen.view(size)):
-            units = algebra.combine(units, algebra.reduce_tags(seen, [0], "hard"), units.shape)
-    return algebra.result(units)
+            channels = algebra.combine(
+                channels, algebra.reduce_tags(seen, [0], "hard"), channels.shape
+            )
+    return algebra.result(channels)

@@ -98,7 +98,9 @@ def pad(algebra: Algebra, x: Value, padding: list[int], *args: Any, **kwargs: An
     tags = algebra.tags(x)
     rank = tags.dim()
     padded = {rank - 1 - i // 2 for i, n in enumerate(padding) if n}
-    if not padded & set(varies(tags)):  # a constant and a unit side by side: the unit covers both
+    if not padded & set(
+        varies(tags)
+    ):  # a constant and a channel side by side: the channel covers both
         return Value(algebra.shape, narrow(tags, padded).expand(algebra.shape))
     return algebra.result(compress(torch.nn.functional.pad(tags, padding)))
 
@@ -126,7 +128,7 @@ def stack(algebra: Algebra, values: list[Value], dim: int = 0) -> Value:
 
 
 def _side_by_side(algebra: Algebra, values: list[Value], dim: int) -> Value:
-    """Concatenate; a free parameter (a class token) takes the units of its neighbours."""
+    """Concatenate; a free parameter (a unit token) takes the channels of its neighbours."""
     known = [v for v in values if v.tags is not None and v.parameter is None]
     neighbour = next((v for v in known if not v.is_constant and dim not in varies(v.tags)), None)  # type: ignore[arg-type]
     if neighbour is not None:

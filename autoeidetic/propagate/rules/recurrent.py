@@ -1,4 +1,4 @@
-"""Recurrent layers: a hidden unit is its gate rows together."""
+"""Recurrent layers: a hidden channel is its gate rows together."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def _run(
     layers: int,
     bidirectional: bool,
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Units of the last layer's output, and of each layer's and direction's final states."""
+    """Channels of the last layer's output, and of each layer's and direction's final states."""
     kind = _kind(algebra)
     directions = 2 if bidirectional else 1
     each = len(parameters) // (layers * directions)
     tags = algebra.tags(x)
     seen = algebra.columns(tags, [tags.dim() - 1]).reshape(-1)
-    hidden_units, cell_units = [], []
+    hidden_channels, cell_channels = [], []
     for layer in range(layers):
         outputs = []
         for direction in range(directions):
@@ -43,14 +43,14 @@ def _run(
             starts = [_state(algebra, s, cell) for s in states]
             out, inner = _cell(algebra, kind, seen, starts, weights, biases)
             outputs.append(out)
-            hidden_units.append(out)
-            cell_units.append(inner)
+            hidden_channels.append(out)
+            cell_channels.append(inner)
         seen = torch.cat(outputs)
-    return seen, hidden_units, cell_units
+    return seen, hidden_channels, cell_channels
 
 
 def _state(algebra: Algebra, state: Value, cell: int) -> Tensor:
-    """Units of an initial state of one layer and direction."""
+    """Channels of an initial state of one layer and direction."""
     tags = algebra.tags(state)
     tags = tags[cell] if tags.dim() > 1 else tags
     return algebra.columns(tags, [tags.dim() - 1]).reshape(-1)
@@ -67,25 +67,25 @@ def _cell(
     gates = _GATES[kind]
     from_input, from_hidden, *rest = weights
     size = from_input.shape[0] // gates
-    units = torch.from_numpy(algebra.units.new(size))
+    channels = torch.from_numpy(algebra.channels.new(size))
     if kind == "lstm" and len(starts) > 1:
-        units = algebra.combine(units, starts[1], units.shape)
+        channels = algebra.combine(channels, starts[1], channels.shape)
     projection = rest[-1] if len(rest) == 2 * biases + 1 else None
-    rows = units.repeat(gates)
+    rows = channels.repeat(gates)
     _own(algebra, from_input, rows)
     algebra.read(from_input, seen.view(1, -1))
-    out = units
+    out = channels
     if projection is not None:
         algebra.role(projection, "output")
         out = algebra.own_rows(projection, [0]).reshape(-1)
-        algebra.read(projection, units.view(1, -1))
+        algebra.read(projection, channels.view(1, -1))
     if starts:
         out = algebra.combine(out, starts[0], out.shape)
     _own(algebra, from_hidden, rows)
     algebra.read(from_hidden, out.view(1, -1))
     for bias in rest[: 2 * biases]:
         _own(algebra, bias, rows)
-    return out, units
+    return out, channels
 
 
 def _own(algebra: Algebra, parameter: Value, rows: Tensor) -> None:
@@ -95,8 +95,8 @@ def _own(algebra: Algebra, parameter: Value, rows: Tensor) -> None:
     algebra.pointwise(Value(parameter.shape, tags), parameter, shape=parameter.shape)
 
 
-def _final(algebra: Algebra, units: list[Tensor], batch: tuple[int, ...]) -> Value:
-    stacked = torch.stack(units)
+def _final(algebra: Algebra, channels: list[Tensor], batch: tuple[int, ...]) -> Value:
+    stacked = torch.stack(channels)
     shape = (stacked.shape[0], *batch, stacked.shape[1])
     return Value(shape, stacked.view(shape[0], *[1] * len(batch), -1).expand(shape))
 
@@ -120,15 +120,15 @@ def recurrent(
 ) -> list[Value]:
     given = _states(hidden)
     starts = [] if all(s.is_constant for s in given) else given
-    out, hidden_units, cell_units = _run(
+    out, hidden_channels, cell_channels = _run(
         algebra, x, starts, parameters, biases, layers, bidirectional
     )
     shape = (*x.shape[:-1], len(out))
     batch = given[0].shape[1:-1]
     results = [Value(shape, out.view([1] * (len(shape) - 1) + [-1]).expand(shape))]
-    results.append(_final(algebra, hidden_units, batch))
+    results.append(_final(algebra, hidden_channels, batch))
     if _kind(algebra) == "lstm":
-        results.append(_final(algebra, cell_units, batch))
+        results.append(_final(algebra, cell_channels, batch))
     return results
 
 

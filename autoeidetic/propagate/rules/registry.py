@@ -1,7 +1,7 @@
 """The registry: one small function per operator family, one signature.
 
 A rule is called as ``rule(algebra, *args, **kwargs)`` with the operator's own arguments, in
-which every tensor is a :class:`~autoeidetic.propagate.values.Value`, and returns a ``Value`` for
+which every tensor is a :unit:`~autoeidetic.propagate.values.Value`, and returns a ``Value`` for
 the result (a list of them for several results).
 """
 
@@ -65,7 +65,7 @@ def rule(*targets: Any) -> Callable[[Rule], Rule]:
 
 
 def _also_for_nothing(function: Rule) -> Rule:
-    """The same rule, which does not lose the units of values that have no elements.
+    """The same rule, which does not lose the channels of values that have no elements.
 
     With other inputs they have some: the tokens of an expert, say. An operator that is run on
     tags has nothing to put them in, so what comes out may depend on all that went in.

@@ -1,4 +1,4 @@
-"""Prune: choose the classes that the open task gives up."""
+"""Prune: choose the units that the open task gives up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...enforce.owners import FREE, Owners
 from ...plan.blueprint import Blueprint
 
 Array = np.ndarray
-#: The classes that go hold at least this part of the share of the parameters that was asked for.
+#: The units that go hold at least this part of the share of the parameters that was asked for.
 ENOUGH = 0.75
 
 
@@ -26,31 +26,31 @@ def choose(
     over_network: float = 0.0,
     since_start: bool = False,
 ) -> Array:
-    """The lowest-scored fraction of the prunable classes (a boolean vector).
+    """The lowest-scored fraction of the prunable units (a boolean vector).
 
     The part ``over_network`` of what goes are the lowest of the whole network, after scores were
     divided by their length in the group; for the rest every group gives up the same fraction, and
-    this rest is larger where classes would go that hold too few parameters. The fraction is one of
-    the classes in training now, or ``since_start`` of those that were in training before any was
+    this rest is larger where units would go that hold too few parameters. The fraction is one of
+    the units in training now, or ``since_start`` of those that were in training before any was
     pruned.
 
-    What is kept is closed under requires: with a class goes everything that requires it, and
+    What is kept is closed under requires: with a unit goes everything that requires it, and
     counts towards the fraction of its own group. Groups that others require are dealt with
-    first, and a class is worth what everything that requires it is worth on top of its own
-    score. No group is emptied: its best class stays, and what that requires. When earlier tasks
-    own classes of a group and tasks may build on each other, that is enough for the group.
+    first, and a unit is worth what everything that requires it is worth on top of its own
+    score. No group is emptied: its best unit stays, and what that requires. When earlier tasks
+    own units of a group and tasks may build on each other, that is enough for the group.
     """
     plan = blueprint.plan
-    reached = reach(plan.requires, plan.classes + 1).reshape(-1, 2)
+    reached = reach(plan.requires, plan.units + 1).reshape(-1, 2)
     worth = _with_dependents(reached, owners, _comparable(blueprint, owners, scores))
     prunable = owners.in_training & ~_spared(blueprint, reached, owners, worth) & ~owners.locked
     this = _Round(blueprint, owners, worth, prunable, fraction, since_start)
     wanted = this.quotas(over_network)
     chosen = np.zeros_like(owners.pruned)
     for group in _required_first(blueprint):
-        classes = np.asarray(group.classes)
-        candidates = classes[prunable[classes] & ~chosen[classes]]
-        left = wanted[group.name] - int(chosen[classes[owners.in_training[classes]]].sum())
+        units = np.asarray(group.units)
+        candidates = units[prunable[units] & ~chosen[units]]
+        left = wanted[group.name] - int(chosen[units[owners.in_training[units]]].sum())
         order = candidates[np.argsort(worth[candidates], kind="stable")]
         chosen[order[: max(left, 0)]] = True
         chosen = _dependents(plan.requires, chosen)
@@ -61,16 +61,16 @@ def _comparable(blueprint: Blueprint, owners: Owners, scores: Array) -> Array:
     """Scores that mean the same in every group: their length in a group is 1."""
     result = np.zeros_like(scores)
     for group in blueprint.groups:
-        classes = np.asarray(group.classes)
-        classes = classes[owners.in_training[classes]]
-        length = float(np.linalg.norm(scores[classes]))
-        result[classes] = scores[classes] / length if length > 0 else 0.0
+        units = np.asarray(group.units)
+        units = units[owners.in_training[units]]
+        length = float(np.linalg.norm(scores[units]))
+        result[units] = scores[units] / length if length > 0 else 0.0
     return result
 
 
 @dataclass(frozen=True)
 class _Round:
-    """One round of pruning: how many classes each group gives up."""
+    """One round of pruning: how many units each group gives up."""
 
     blueprint: Blueprint
     owners: Owners
@@ -81,24 +81,24 @@ class _Round:
 
     @property
     def members(self) -> list[int]:
-        return [c for group in self.blueprint.groups for c in group.classes]
+        return [c for group in self.blueprint.groups for c in group.units]
 
     @property
     def inside(self) -> Array:
-        """The classes that the fraction is one of."""
+        """The units that the fraction is one of."""
         return self.owners.free if self.since_start else self.owners.in_training
 
     def quotas(self, over_network: float) -> dict[str, int]:
         """The part ``over_network`` is ranked, or less.
 
-        A ranking may find all it wants in classes of few parameters, such as the units inside a
+        A ranking may find all it wants in units of few parameters, such as the units inside a
         transformer's blocks, and leave the task the residual stream that everything passes
         through. Where what goes holds too few parameters, less is left to the ranking.
         """
         if over_network in (0, 1):
             return self._shared_out(over_network)
         plan, members = self.blueprint.plan, self.members
-        size = {g.name: plan.elements[list(g.classes)].mean() for g in self.blueprint.groups}
+        size = {g.name: plan.elements[list(g.units)].mean() for g in self.blueprint.groups}
         elements = (plan.elements * (self.inside & ~self.owners.locked))[members]
         before = float(elements[self.owners.pruned[members]].sum())
         for part in np.linspace(over_network, 0, 9):
@@ -112,32 +112,32 @@ class _Round:
         """The same share of each group, and what the ranking adds."""
         groups, prunable, worth = self.blueprint.groups, self.prunable, self.worth
         fixed = (1 - over_network) * self.fraction
-        quotas = {group.name: self._left(group.classes, fixed) for group in groups}
+        quotas = {group.name: self._left(group.units, fixed) for group in groups}
         if not over_network:
             return quotas
         more = self._left(self.members, self.fraction) - sum(quotas.values())
         open_to_ranking = prunable.copy()
         for group in groups:
-            classes = np.asarray(group.classes)[prunable[list(group.classes)]]
-            order = classes[np.argsort(worth[classes], kind="stable")]
+            units = np.asarray(group.units)[prunable[list(group.units)]]
+            order = units[np.argsort(worth[units], kind="stable")]
             open_to_ranking[order[: quotas[group.name]]] = False
         ranked = open_to_ranking.nonzero()[0]
         lowest = np.zeros_like(prunable)
         lowest[ranked[np.argsort(worth[ranked], kind="stable")][: max(more, 0)]] = True
         return {
-            group.name: quotas[group.name] + int(lowest[list(group.classes)].sum())
+            group.name: quotas[group.name] + int(lowest[list(group.units)].sum())
             for group in groups
         }
 
-    def _left(self, classes: Sequence[int], fraction: float) -> int:
+    def _left(self, units: Sequence[int], fraction: float) -> int:
         """How many more of these make up the fraction."""
-        which = list(classes)
+        which = list(units)
         before = int(self.owners.pruned[which].sum()) if self.since_start else 0
         return max(math.floor(fraction * int(self.inside[which].sum()) + 0.5) - before, 0)
 
 
 def _with_dependents(reached: Array, owners: Owners, scores: Array) -> Array:
-    """Scores plus those of everything that requires the class and is in training."""
+    """Scores plus those of everything that requires the unit and is in training."""
     worth = np.where(owners.in_training, scores, 0.0)
     source, needed = reached.T
     total = worth.copy()
@@ -146,18 +146,18 @@ def _with_dependents(reached: Array, owners: Owners, scores: Array) -> Array:
 
 
 def _spared(blueprint: Blueprint, reached: Array, owners: Owners, worth: Array) -> Array:
-    """One class of every group that the task cannot do without, and all that these require.
+    """One unit of every group that the task cannot do without, and all that these require.
 
-    Of a group whose classes require others (values of an attention head) one is taken that
+    Of a group whose units require others (values of an attention head) one is taken that
     rests on what is spared already, so that as little as possible is.
     """
     plan = blueprint.plan
     source, needed = reached.T
     spared = plan.closure(owners.outside)
     for group in _required_first(blueprint):
-        classes = np.asarray(group.classes)
-        candidates = classes[owners.in_training[classes]]
-        served = owners.forward_transfer and bool((owners.task[classes] != FREE).any())
+        units = np.asarray(group.units)
+        candidates = units[owners.in_training[units]]
+        served = owners.forward_transfer and bool((owners.task[units] != FREE).any())
         if not len(candidates) or served or spared[candidates].any():
             continue
         resting = np.ones_like(spared)
@@ -171,15 +171,15 @@ def _spared(blueprint: Blueprint, reached: Array, owners: Owners, worth: Array) 
 def _required_first(blueprint: Blueprint) -> list[Group]:
     """Groups, those that others require first."""
     requires = blueprint.plan.requires
-    needed = np.zeros(blueprint.plan.classes + 1, np.int64)
+    needed = np.zeros(blueprint.plan.units + 1, np.int64)
     if len(requires):
         np.add.at(needed, requires[:, 1], 1)
-    rank = {group.name: -int(needed[list(group.classes)].max()) for group in blueprint.groups}
+    rank = {group.name: -int(needed[list(group.units)].max()) for group in blueprint.groups}
     return sorted(blueprint.groups, key=lambda group: rank[group.name])
 
 
 def _dependents(requires: Array, chosen: Array) -> Array:
-    """With every class what requires it."""
+    """With every unit what requires it."""
     if not len(requires):
         return chosen
     source, needed = requires.T

@@ -1,7 +1,7 @@
-"""Score: how much each class is worth to the task in training.
+"""Score: how much each unit is worth to the task in training.
 
 A score function gets the network and the task's data, and returns a worth for every parameter
-element, which is summed over the elements of a class, or a worth for every class. One registry:
+element, which is summed over the elements of a unit, or a worth for every unit. One registry:
 ``@score("name")``; a second registration raises.
 """
 
@@ -51,7 +51,7 @@ _SCORES: dict[str, Score] = {}
 def score(name: str, *, over_network: float = 0.0) -> Callable[[Any], Any]:
     """Register a score function: (network, data) -> a tensor of worths per parameter name.
 
-    It may as well return one worth per class, a vector of length ``net.blueprint.plan.classes +
+    It may as well return one worth per unit, a vector of length ``net.blueprint.plan.units +
     1``. ``data`` is None when the caller has given no loader.
 
     Args:
@@ -98,34 +98,34 @@ def named(name: str) -> Score:
     return _SCORES[name]
 
 
-def class_scores(net: EideticNet, by: str, data: ScoreData | None) -> Array:
-    """The score of every class, over all its members; the same in all processes.
+def unit_scores(net: EideticNet, by: str, data: ScoreData | None) -> Array:
+    """The score of every unit, over all its members; the same in all processes.
 
     Raises:
         InputError: no such score, it needs data, or it gave values that are no numbers.
     """
-    result = distributed.mean(_by_class(net, named(by).function(net, data)))
+    result = distributed.mean(_by_unit(net, named(by).function(net, data)))
     if not np.isfinite(result).all():
         raise InputError(
-            f"score {by!r} is infinite or NaN for {int((~np.isfinite(result)).sum())} classes",
+            f"score {by!r} is infinite or NaN for {int((~np.isfinite(result)).sum())} units",
             remedy="net.rollback() if training has diverged, or mend the score",
         )
     return result
 
 
-def _by_class(net: EideticNet, worth: Worth) -> Array:
+def _by_unit(net: EideticNet, worth: Worth) -> Array:
     plan = net.blueprint.plan
     if isinstance(worth, np.ndarray):
         return worth
-    total = np.zeros(plan.classes + 1)
+    total = np.zeros(plan.units + 1)
     for name, entry in plan.parameters.items():
         if name in worth and not entry.head:
-            _add(total, entry.owner, worth[name])
+            _add(total, entry.units, worth[name])
     return total
 
 
 def _add(total: Array, owner: Tensor, worth: Tensor) -> None:
-    """Sum a parameter's worths by class."""
+    """Sum a parameter's worths by unit."""
     constant = [d for d in range(owner.dim()) if d not in varies(owner)]
     summed = worth.detach()
     if constant:
@@ -156,25 +156,25 @@ def l2(net: EideticNet, data: Any) -> Worth:
 @score("random")
 def random(net: EideticNet, data: Any) -> Worth:
     """A random order, from torch's generator."""
-    return torch.rand(net.blueprint.plan.classes + 1, dtype=torch.float64).numpy()
+    return torch.rand(net.blueprint.plan.units + 1, dtype=torch.float64).numpy()
 
 
 @score("taylor", over_network=1.0)
 def taylor(net: EideticNet, data: ScoreData | None) -> Worth:
     """First-order Taylor expansion of the loss (Molchanov et al.), ranked over the network.
 
-    How much the loss would change, to first order, if the class were gone: the sum of gradient
+    How much the loss would change, to first order, if the unit were gone: the sum of gradient
     times weight over all its elements. Squared, and averaged over batches, in eval mode.
     """
     if data is None:
         raise InputError('by="taylor" needs data', remedy="pass loader=, of (inputs, labels)")
-    total, batches = np.zeros(net.blueprint.plan.classes + 1), 0
+    total, batches = np.zeros(net.blueprint.plan.units + 1), 0
     with _own_gradients(net):
         for batch in data.batches:
             net.zero_grad(set_to_none=True)
             data.loss(net, batch).backward()
             total += np.square(
-                _by_class(
+                _by_unit(
                     net,
                     {
                         name: p.grad * p.detach()
@@ -193,14 +193,14 @@ def taylor(net: EideticNet, data: ScoreData | None) -> Worth:
 def hybrid(net: EideticNet, data: ScoreData | None) -> Worth:
     """Taylor and magnitude together, three quarters of it ranked over the network.
 
-    The geometric mean of two lengths: the change of the loss without the class (the root of its
-    Taylor score) and the norm of its parameters. A class must be unimportant to both to go first.
+    The geometric mean of two lengths: the change of the loss without the unit (the root of its
+    Taylor score) and the norm of its parameters. A unit must be unimportant to both to go first.
     Lengths differ less than the squares that Taylor ranks, and a quarter of what goes is the same
     share of every group: so every layer frees some, and where there is more to spare it frees
     more. In a transformer, where the ranking would take units inside the blocks and leave the
     residual stream to the task, less of it is ranked.
     """
-    influence, size = taylor(net, data), _by_class(net, l2(net, data))
+    influence, size = taylor(net, data), _by_unit(net, l2(net, data))
     return np.power(influence * size, 0.25)
 
 

@@ -108,7 +108,7 @@ function nodeFacts(data) {
       `  ${name}`,
       dimensions(shape) || "scalar",
     ]),
-    ["Classes", data.classes ? whole(data.classes) : ""],
+    ["Units", data.units ? whole(data.units) : ""],
     ["Evaluation", data.nested ? "level by level" : ""],
     ["Source", data.line],
   ];

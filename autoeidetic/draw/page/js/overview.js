@@ -15,7 +15,7 @@ function overview() {
     facts([
       ["Parameters", whole(summary.parameters)],
       ["Groups", whole(summary.groups ?? groups.size)],
-      ["Classes", summary.classes ? whole(summary.classes) : ""],
+      ["Units", summary.units ? whole(summary.units) : ""],
       ["Locked", summary.locked_share === undefined ? "" : percent(summary.locked_share)],
       ["Operators", summary.operators ? whole(summary.operators) : ""],
       ["Level by level", summary.nested ? plural(summary.nested, "node") : ""],
