@@ -9,7 +9,7 @@ from typing import Any
 import lives
 import pytest
 import torch
-from test_training import KilledError, X, data, loader, network
+from training.test_training import KilledError, X, data, loader, network
 
 import autoeidetic
 from autoeidetic.errors import InputError

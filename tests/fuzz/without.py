@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import test_safeguards as removed
+from enforce import test_safeguards as removed
 from torch import Tensor
 from torch.utils import _pytree as pytree
 

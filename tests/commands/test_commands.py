@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_audit import learned, strict
-from test_checkpoint import edit
-from test_train_command import fails
+from checkpoint.test_audit import learned, strict
+from checkpoint.test_checkpoint import edit
 
 import autoeidetic
 from autoeidetic import commands
+from commands.test_train_command import fails
 
 COMMANDS = ("inspect", "visualize", "train", "verify", "benchmark")
 
@@ -160,7 +160,7 @@ def saved(tmp_path: Path) -> str:
 
 def test_verify(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
     """0 when all is in order, 1 when it is not; as text and as JSON."""
-    typed = ["verify", saved, "--model", "test_audit:normed"]
+    typed = ["verify", saved, "--model", "checkpoint.test_audit:normed"]
     assert "every finished task is what it was" in printed_by(typed, capsys)
     assert strict(printed_by([*typed, "--json"], capsys))["ok"] is True
     edit(Path(saved), lambda _, tensors: tensors["heads.1.3.bias"].add_(1))
@@ -181,9 +181,11 @@ def test_verify_mistakes(saved: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     fails(["verify", str(tmp_path)], "is a directory", capsys)
     fails(["verify", __file__], "is not a safetensors file", capsys)
     fails(["verify", saved, "--model", "test_resnt"], "did you mean 'test_resnet'", capsys)
-    fails(["verify", saved, "--model", "test_cli:strict"], "cannot be built", capsys)
+    fails(["verify", saved, "--model", "commands.test_commands:strict"], "cannot be built", capsys)
     fails(["verify", saved, "--model", "builtins:dict"], "not a torch.nn.Module", capsys)
-    fails(["verify", saved, "--model", "test_checkpoint:small"], "has nothing for", capsys)
+    fails(
+        ["verify", saved, "--model", "checkpoint.test_checkpoint:small"], "has nothing for", capsys
+    )
 
 
 # -- benchmark ------------------------------------------------------------------------------------
@@ -232,7 +234,7 @@ def test_a_reader_that_has_seen_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     os.close(reader)
     with os.fdopen(writer, "w") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
-        assert commands.main(["inspect", "test_audit:normed", "--input", "2,3"]) == 0
+        assert commands.main(["inspect", "checkpoint.test_audit:normed", "--input", "2,3"]) == 0
         closed.flush()
 
 

@@ -27,7 +27,7 @@ from autoeidetic.draw.picture.fold import fold
 from autoeidetic.errors import InputError, MissingPackageError
 from autoeidetic.report.dependencies import Dependencies
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 SVG = "{http://www.w3.org/2000/svg}"
 #: Each of them means something somewhere: in HTML, XML, DOT, Mermaid, JavaScript or a path.
 HOSTILE = (
@@ -83,7 +83,7 @@ def test_golden(name: str, format: str, request: pytest.FixtureRequest) -> None:
 
 def test_a_drawing_is_the_same_in_another_process() -> None:
     code = (
-        "import autoeidetic, torch; from test_draw import analysed, describe, render;"
+        "import autoeidetic, torch; from draw.test_draw import analysed, describe, render;"
         "d = describe(analysed('gated'), title='gated');"
         "print(render(d, 'svg').decode() + d.to_json())"
     )
@@ -92,7 +92,7 @@ def test_a_drawing_is_the_same_in_another_process() -> None:
         capture_output=True,
         text=True,
         check=True,
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).parents[1],
     )
     drawing = describe(analysed("gated"), title="gated")
     assert run.stdout == render(drawing, "svg").decode() + drawing.to_json() + "\n"

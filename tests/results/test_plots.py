@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
-from test_results import HOSTILE, begin, capacity, evaluation
 from torch import nn
 
 import autoeidetic
 from autoeidetic import InputError, Run
 from autoeidetic.results import AccuracyMatrix, figures, plots
+from results.test_results import HOSTILE, begin, capacity, evaluation
 
 KEPT = AccuracyMatrix([[0.9], [0.9, 0.8], [0.9, 0.8, 0.95]])
 LOST = AccuracyMatrix([[0.95], [0.6, 0.9], [0.5, 0.55, 0.95]])
@@ -247,7 +247,7 @@ figures.rendered(plots.accuracy_matrix(AccuracyMatrix([[1.0]])), "png")
 assert "matplotlib.pyplot" not in sys.modules
 assert mpl.rcParams.copy() == before
 """
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False
     )

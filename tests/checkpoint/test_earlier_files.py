@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from saved_by_0_1 import make
 from torch import Tensor
 
 import autoeidetic
 from autoeidetic.tasks.reference import environment
+from checkpoint.saved_by_0_1 import make
 
 FOLDER = Path(make.__file__).parent
 

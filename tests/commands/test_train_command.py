@@ -17,8 +17,8 @@ import pytest
 import timm
 import torch
 import torchvision
+from checkpoint.test_audit import strict
 from PIL import Image
-from test_audit import strict
 from torch import nn
 
 import autoeidetic
@@ -201,11 +201,11 @@ def test_a_model_of_ones_own(
     folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed = command(folders, "a", tmp_path / "run", "--json", "--router", "none", "--pretrained")
-    typed[1] = "test_train_command:make"
+    typed[1] = "commands.test_train_command:make"
     assert commands.main(typed) == 0
     result = strict(capsys.readouterr().out)
     assert result["agnostic"] is None
-    assert result["verify"].endswith("--model test_train_command:make")
+    assert result["verify"].endswith("--model commands.test_train_command:make")
     assert commands.main(shlex.split(result["verify"])[1:]) == 0
     assert autoeidetic.load(result["checkpoint"], make()).recycle == "keep"
 
@@ -365,7 +365,7 @@ def test_models_that_do_not_do(
 
 def test_a_size_that_nobody_knows() -> None:
     with pytest.raises(InputError, match="is not known") as caught:
-        image_model("test_train_command:make", None, pretrained=False)
+        image_model("commands.test_train_command:make", None, pretrained=False)
     assert caught.value.remedy == "pass --size"
 
 

@@ -12,7 +12,7 @@ import lives
 import pytest
 import timm
 import torch
-from test_lives import NOT_DIFFERENTIABLE, REFUSED, UNHANDLED
+from proof.test_lives import NOT_DIFFERENTIABLE, REFUSED, UNHANDLED
 from torch import Tensor, nn
 from zoo import ZOO
 

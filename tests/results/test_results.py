@@ -516,7 +516,7 @@ SECOND = """
     from torch import distributed
     sys.path.insert(0, {tests!r})
     distributed.init_process_group("gloo", init_method={store!r}, rank=1, world_size=2)
-    import test_results as own
+    from results import test_results as own
     own.in_two_processes(1)
     distributed.destroy_process_group()
 """
@@ -545,10 +545,10 @@ def in_two_processes(rank: int) -> Evaluation:
 
 def test_two_processes_measure_together(tmp_path: Path) -> None:
     store = f"file://{tmp_path / 'store'}"
-    code = textwrap.dedent(SECOND).format(tests=str(Path(__file__).parent), store=store)
+    code = textwrap.dedent(SECOND).format(tests=str(Path(__file__).parents[1]), store=store)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent.parent, env=environment
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], env=environment
     ) as second:
         torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=2)
         try:

@@ -359,7 +359,7 @@ class Cached(nn.Module):
 
 def test_an_output_that_nobody_can_look_into_is_refused() -> None:
     net = shown(Cached(), r(2, 6)).eval()
-    with pytest.raises(EnforcementError, match=r"returned a test_calls\.Opaque"):
+    with pytest.raises(EnforcementError, match=r"returned a calls\.test_calls\.Opaque"):
         net(r(2, 6), cache=True, task=0)
 
 

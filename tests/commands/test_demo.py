@@ -332,7 +332,7 @@ def test_folders_that_will_not_do(
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    import test_page
+    from draw import test_page
 
     if not (test_page.CHROMIUM and test_page.DRIVER):
         pytest.skip("needs Debian's chromium and chromium-driver")

@@ -254,12 +254,12 @@ def test_another_process_with_other_hashes(tmp_path: Path) -> None:
 import sys, torch, autoeidetic, safetensors.torch
 sys.path.insert(0, "tests")
 torch.set_num_threads(1)
-import test_checkpoint
+from checkpoint import test_checkpoint
 net = autoeidetic.load(r"{tmp_path / "net"}")
 test_checkpoint.task(net, safetensors.torch.load_file(r"{tmp_path / "x"}")["x"], 1)
 net.save(r"{tmp_path / "there"}")
 """
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": str(root)}
     subprocess.run([sys.executable, "-c", code], env=environment, cwd=root, check=True)
     assert (tmp_path / "here").read_bytes() == (tmp_path / "there").read_bytes()

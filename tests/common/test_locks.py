@@ -19,9 +19,9 @@ from typing import Any
 import lives
 import pytest
 import torch
-from test_checkpoint import small, started
+from checkpoint.test_checkpoint import small, started
 from test_learn import learn
-from test_training import SHORT, adam, life, loader, network
+from training.test_training import SHORT, adam, life, loader, network
 
 import autoeidetic
 from autoeidetic.common import locks
@@ -29,7 +29,7 @@ from autoeidetic.errors import CheckpointError, StorageWarning
 from autoeidetic.tasks.snapshot import Snapshot
 
 pytestmark = pytest.mark.skipif(locks.fcntl is None, reason="there are no such locks here")
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 #: What every program here begins with; `tell` waits for an answer.
 BEGINNING = """

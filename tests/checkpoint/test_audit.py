@@ -18,7 +18,6 @@ import timm
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from test_checkpoint import Caches, bits, edit, everything, small, started, task
 from torch import Tensor, nn
 from zoo import ZOO
 
@@ -30,6 +29,7 @@ from autoeidetic.errors import CheckpointError, InputError
 from autoeidetic.net import EideticNet
 from autoeidetic.proof import seals
 from autoeidetic.tasks import reference
+from checkpoint.test_checkpoint import Caches, bits, edit, everything, small, started, task
 
 # -- helpers --------------------------------------------------------------------------------------
 
@@ -823,7 +823,10 @@ def test_json_is_strict(saved: Path, capsys: pytest.CaptureFixture[str]) -> None
     report = audit(saved)
     assert report.tasks[0].outputs.largest == float("inf")
     assert "by up to inf" in str(report)
-    assert commands.main(["verify", str(saved), "--model", "test_audit:normed", "--json"]) == 1
+    assert (
+        commands.main(["verify", str(saved), "--model", "checkpoint.test_audit:normed", "--json"])
+        == 1
+    )
     printed = strict(capsys.readouterr().out)
     assert printed == strict(to_json(report.to_dict()))
     assert printed["tasks"][0]["outputs"]["largest"] is None
@@ -833,7 +836,7 @@ def test_json_is_strict(saved: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_digest_on_the_command_line(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    typed = ["verify", str(saved), "--model", "test_audit:normed", "--digest"]
+    typed = ["verify", str(saved), "--model", "checkpoint.test_audit:normed", "--digest"]
     assert commands.main([*typed, audit(saved).digest]) == 0
     assert "those that were noted" in capsys.readouterr().out
     assert commands.main([*typed, "0" * 64]) == 1
