@@ -3,7 +3,7 @@
 from importlib.metadata import version
 
 from .analyze import analyze
-from .checkpoint import Audit, audit, load
+from .checkpoint import Audit
 from .convert import convert
 from .draw import visualize
 from .errors import (
@@ -27,6 +27,7 @@ from .errors import (
     UnhandledOperatorWarning,
 )
 from .learn import Lesson, learn
+from .load import audit, load
 from .net import EideticNet
 from .propagate.rules import rule
 from .results import Run, evaluate

@@ -98,7 +98,7 @@ def calls(name: str) -> Record:
         "analyses": found,
         "first": first,
         "again": again,
-        "rules": sum(map(len, net._calls.general.values())),
+        "rules": sum(map(len, net.calls.general.values())),
         "lookup": _lookup(net, inputs(7)),
     }
 

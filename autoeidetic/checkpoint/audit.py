@@ -6,7 +6,7 @@ The file is taken as it is, edited or not. No code in it is run.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from ..common import archive
 from ..common.environment import difference
 from ..errors import CheckpointError
-from ..net import EideticNet, Task
 from ..proof import seals
-from ..proof.seals import Frozen, Seal
 from ..tasks import reference
-from ..tasks.reference import Output, Reference
+from ..tasks.network import Network
+from ..tasks.task import Frozen, Output, Reference, Seal, Task
 from .context import undisturbed
 from .digest import checked, digest_of, noted_in
 from .example import dtype_of
@@ -47,40 +46,10 @@ _EARLIER = (
 )
 
 
-def audit(path: Any, model: nn.Module | None = None, *, digest: str | None = None) -> Audit:
-    """Compare the finished tasks in a file with what they were when they were finished.
-
-    Every task has a seal: a digest of each tensor's values that it froze, one of the units it
-    owns, what it answered to reference inputs, and its name, classes and options. All are looked
-    at, and the tasks and tensors that are not as sealed are named. Random numbers and the file stay
-    as they are.
-
-    Args:
-        path: a file that ``net.save`` wrote, and that somebody may have edited.
-        model: as for :func:`autoeidetic.load`.
-        digest: ``audit(path).digest`` of some time ago, noted down elsewhere: the seals of that
-            time must be there still, the same tasks must answer, and the router and all else that
-            decides about an answer must be the same. Tasks finished since then do not matter.
-
-    Example:
-        >>> import tempfile, torch, autoeidetic
-        >>> from torch import nn
-        >>> def build():
-        ...     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-        >>> net = autoeidetic.convert(build(), torch.randn(2, 4))
-        >>> net.prepare_for_task(0, num_classes=2); net.prune(0.5); net.finish_task()
-        >>> path = f"{tempfile.mkdtemp()}/net.safetensors"
-        >>> net.save(path)
-        >>> report = autoeidetic.audit(path, build())
-        >>> report.ok
-        True
-        >>> autoeidetic.audit(path, build(), digest=report.digest).ok
-        True
-
-    Raises:
-        CheckpointError: there is no such file, it is something else, or no model fits it.
-        InputError: what was noted down is no digest.
-    """
+def audit(
+    path: Any, model: nn.Module | None, convert: Callable[..., Network], *, digest: str | None
+) -> Audit:
+    """What became of the tasks in a file; see :func:`autoeidetic.audit`."""
     check_model(model)
     noted, file = None if digest is None else checked(digest), archive.as_path(path)
     with archive.about(path), undisturbed():
@@ -92,7 +61,7 @@ def audit(path: Any, model: nn.Module | None = None, *, digest: str | None = Non
             return unread
         try:
             record = Record.parse(description)
-            net = blank(record, tensors, model)
+            net = blank(record, tensors, model, convert)
         except CheckpointError as error:
             if damage is None:
                 raise
@@ -119,7 +88,7 @@ def _router(record: Record) -> str:
     return f"'{record.router.kind}', for {number} {'task' if number == 1 else 'tasks'}"
 
 
-def _audited(net: EideticNet) -> tuple[TaskAudit, ...]:
+def _audited(net: Network) -> tuple[TaskAudit, ...]:
     found: list[TaskAudit] = []
     for task in net.tasks:
         if task.finished:
@@ -127,7 +96,7 @@ def _audited(net: EideticNet) -> tuple[TaskAudit, ...]:
     return tuple(found)
 
 
-def _task(net: EideticNet, task: Task, changed_before: list[str]) -> TaskAudit:
+def _task(net: Network, task: Task, changed_before: list[str]) -> TaskAudit:
     """``changed_before``: earlier tasks that were tampered with, on which this one may build."""
     now, then = seals.frozen(net, task.index), task.seal
     other = task.answered_by
@@ -159,7 +128,7 @@ def _task(net: EideticNet, task: Task, changed_before: list[str]) -> TaskAudit:
     )
 
 
-def _other_terms(then: Seal, net: EideticNet, task: int) -> dict[str, tuple[str, str]]:
+def _other_terms(then: Seal, net: Network, task: int) -> dict[str, tuple[str, str]]:
     """Terms that are not as sealed: what each was, and what it is."""
     if then.terms is None:
         return {}
@@ -198,7 +167,7 @@ def _converted(then: Seal, now: Frozen, rounded: set[str]) -> str:
 # -- outputs -----------------------------------------------------------------------------------
 
 
-def _outputs(net: EideticNet, task: int, sealed: Seal, tampered: bool) -> tuple[OutputAudit, str]:
+def _outputs(net: Network, task: int, sealed: Seal, tampered: bool) -> tuple[OutputAudit, str]:
     """Ask again, and say what the difference may come from."""
     then = sealed.reference
     if then is None:

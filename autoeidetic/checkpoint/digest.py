@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import InputError
-from ..net import Task
 from ..tasks import reference
+from ..tasks.task import Task
 from .record import EXAMPLE, ROUTER, Record
 
 _HALF = 64

@@ -7,12 +7,12 @@ reference outputs would be those of another number of threads or another machine
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from ..common import archive
 from ..errors import CheckpointError
-from ..net import EideticNet, Task
+from ..tasks.network import Network
+from ..tasks.task import Task
 from .record import Record
 
 _REMEDY = "go on in another directory, or put the run's own files back"
@@ -32,7 +32,7 @@ def earlier_tasks(path: Any) -> tuple[Task, ...]:
         return Record.parse(description).tasks
 
 
-def keep_seal(net: EideticNet, earlier: Task, path: Any) -> None:
+def keep_seal(net: Network, earlier: Task, path: Any) -> None:
     """Give the task that was finished last the seal that a file holds of it.
 
     Raises:
@@ -52,4 +52,4 @@ def keep_seal(net: EideticNet, earlier: Task, path: Any) -> None:
                 f"finished as '{now.name}'",
                 remedy=_REMEDY,
             )
-    net._tasks[-1] = replace(now, seal=earlier.seal)
+    net.update_task(-1, seal=earlier.seal)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..common.inputs import CallInputs
 from ..errors import CheckpointError
-from ..tasks.network import Answering
+from ..tasks.network import Network
 from ..tasks.reference import by_value
 
 #: Types by name, so that a name in a file is looked up here and nowhere else. Not those without
@@ -35,7 +35,7 @@ def dtype_of(name: Any) -> torch.dtype:
     return _DTYPES[name]
 
 
-def encode_calls(net: Answering, tensors: dict[str, Tensor], prefix: str) -> Any:
+def encode_calls(net: Network, tensors: dict[str, Tensor], prefix: str) -> Any:
     """All example inputs as JSON: a pair of arguments, or a list of pairs under "examples".
 
     Of a model that looks at data all values are stored: they decide the path of its analysis.

@@ -7,71 +7,49 @@ network had is refused, for owners are numbers of classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
 
 from ..common import archive
 from ..common.inputs import CallInputs
-from ..convert import convert
 from ..enforce.derive import slots
 from ..errors import AutoeideticError, CheckpointError, InputError
-from ..net import EideticNet, Task
 from ..routing import restore, to_be_found, view
+from ..tasks.network import Network
+from ..tasks.opening import new_heads
+from ..tasks.task import Task
 from . import rebuild
 from .context import undisturbed
 from .example import decode_calls, dtype_of
 from .fill import FRESH, check_places, distinct, filled
 from .record import EXAMPLE, OWNERS, PRUNED, ROUTER, Record, fingerprint, versions
 
+Net = TypeVar("Net", bound=Network)
 _AGAIN = "save the network again"
 
 
-def load(path: Any, model: nn.Module | None = None) -> EideticNet:
-    """Open a network that was saved, on the CPU and in the precision it had.
-
-    From here on it does what the saved one would have done, bit for bit. No code in the file is
-    run. Only the start of a task that was open is forgotten, if no seed gives it again: then
-    ``rollback()`` raises.
-
-    Args:
-        path: a file that ``net.save`` wrote.
-        model: a new model built as the saved one was, with any values, on any device (``meta``
-            too). It is copied without its values and stays as it is. May be left out for
-            models that timm or torchvision build by name.
-
-    Example:
-        >>> import tempfile, torch, autoeidetic
-        >>> from torch import nn
-        >>> def build():
-        ...     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-        >>> net = autoeidetic.convert(build(), torch.randn(2, 4))
-        >>> net.prepare_for_task(0, num_classes=2); net.prune(0.5); net.finish_task()
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     net.save(f"{folder}/net.safetensors")
-        ...     again = autoeidetic.load(f"{folder}/net.safetensors", model=build())
-        >>> x = torch.randn(5, 4)
-        >>> torch.equal(again(x, task=0), net(x, task=0))
-        True
-
-    Raises:
-        CheckpointError: the file is missing, damaged or something else; it does not tell how to
-            build the model; the model is not the one that was saved.
-    """
+def load(path: Any, model: nn.Module | None, convert: Callable[..., Net]) -> Net:
+    """The network in a file, made by ``convert``; see :func:`autoeidetic.load`."""
     check_model(model)
     file = archive.as_path(path)
     with archive.about(path), undisturbed():
         description, tensors = archive.read(file)
         record = Record.parse(description)
-        net = blank(record, tensors, model)
+        net = blank(record, tensors, model, convert)
         resume(net, record, tensors)
         return net
 
 
-def blank(record: Record, tensors: Mapping[str, Tensor], model: nn.Module | None) -> EideticNet:
+def blank(
+    record: Record,
+    tensors: Mapping[str, Tensor],
+    model: nn.Module | None,
+    convert: Callable[..., Net],
+) -> Net:
     """The network of a file as it was before its first task, but with its last values.
 
     Raises:
@@ -83,12 +61,12 @@ def blank(record: Record, tensors: Mapping[str, Tensor], model: nn.Module | None
         model = rebuild.build(record.recipe)
     # values come before the analysis, for it looks at buffers (tables of indices)
     dtypes = {name: dtype_of(kind) for name, kind in record.analysed_as.items()}
-    net = _converted(filled(model, tensors, dtypes), record, examples)
+    net = _converted(convert, filled(model, tensors, dtypes), record, examples)
     _check_same(net, record)
     return net
 
 
-def resume(net: EideticNet, record: Record, tensors: Mapping[str, Tensor]) -> None:
+def resume(net: Network, record: Record, tensors: Mapping[str, Tensor]) -> None:
     """Put a network without any task where the saved one was.
 
     Raises:
@@ -96,11 +74,11 @@ def resume(net: EideticNet, record: Record, tensors: Mapping[str, Tensor]) -> No
     """
     _take_over_tasks(net, record, tensors)
     check_places(net.heads, "heads", tensors)
-    values = distinct(net._slots | slots(net.heads, "heads"))
+    values = distinct(net.slots | slots(net.heads, "heads"))
     for name, tensor in values.items():
         if name in tensors:
             tensor.data = tensors[name]
-    net._settle(freeze=True)
+    net.settle(freeze=True)
     _take_over_router(net, record, tensors)
     net.train(record.training)
     for name, module in net.named_modules():
@@ -120,7 +98,9 @@ def _check_kinds(tensors: Mapping[str, Tensor]) -> None:
             raise CheckpointError(f"the file has a tensor {name!r} of no known kind", remedy=_AGAIN)
 
 
-def _converted(model: nn.Module, record: Record, examples: list[CallInputs]) -> EideticNet:
+def _converted(
+    convert: Callable[..., Net], model: nn.Module, record: Record, examples: list[CallInputs]
+) -> Net:
     try:
         return convert(model, examples, inplace=True, rehearse=False, **record.options)
     except AutoeideticError as error:
@@ -129,7 +109,7 @@ def _converted(model: nn.Module, record: Record, examples: list[CallInputs]) -> 
         ) from error
 
 
-def _check_same(net: EideticNet, record: Record) -> None:
+def _check_same(net: Network, record: Record) -> None:
     found = fingerprint(net.blueprint)
     different = [name for name in found if found[name] != record.fingerprint.get(name)]
     if different:
@@ -141,7 +121,7 @@ def _check_same(net: EideticNet, record: Record) -> None:
         )
 
 
-def _take_over_tasks(net: EideticNet, record: Record, tensors: Mapping[str, Tensor]) -> None:
+def _take_over_tasks(net: Network, record: Record, tensors: Mapping[str, Tensor]) -> None:
     layers = {head.layer for head in net.blueprint.heads}
     for number, task in enumerate(record.tasks):
         last = number == len(record.tasks) - 1
@@ -169,13 +149,13 @@ def _take_over_tasks(net: EideticNet, record: Record, tensors: Mapping[str, Tens
         finished_tasks=finished,
         open_task=open_task,
     )
-    if record.spreads.keys() != net._spreads.keys():
+    if record.spreads.keys() != net.spreads.keys():
         raise CheckpointError("the file has no spread of every parameter", remedy=_AGAIN)
-    net._tasks = list(record.tasks)
-    net._spreads = dict(record.spreads)
+    net.adopt_tasks(record.tasks)
+    net.spreads = dict(record.spreads)
     try:
         for task in record.tasks:
-            net.heads[str(task.index)] = net._new_heads(task)
+            net.heads[str(task.index)] = new_heads(net, task)
     except AutoeideticError as error:
         raise CheckpointError(
             f"the file has a head that cannot be made: {error.fact}",
@@ -184,7 +164,7 @@ def _take_over_tasks(net: EideticNet, record: Record, tensors: Mapping[str, Tens
         ) from error
 
 
-def _take_over_router(net: EideticNet, record: Record, tensors: Mapping[str, Tensor]) -> None:
+def _take_over_router(net: Network, record: Record, tensors: Mapping[str, Tensor]) -> None:
     own = {n.removeprefix(ROUTER): t for n, t in tensors.items() if n.startswith(ROUTER)}
     if record.router is None:
         if own:

@@ -10,11 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
 from ..errors import CheckpointError
-from ..net import Task
 from ..plan.blueprint import Blueprint
-from ..proof.seals import Frozen, Seal, SealedTensor
 from ..propagate.values import core
-from ..tasks.reference import Output, Reference
+from ..tasks.task import Frozen, Output, Reference, Seal, SealedTensor, Task
 
 Kind = TypeVar("Kind")
 #: Names of tensors in a file besides those of the network.

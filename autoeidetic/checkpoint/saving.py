@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..common import archive
 from ..errors import CheckpointError, Place
-from ..net import EideticNet
+from ..tasks.network import Network
 from . import rebuild
 from .context import undisturbed
 from .example import encode_calls
@@ -21,7 +21,7 @@ from .fill import distinct
 from .record import EXAMPLE, OWNERS, PRUNED, ROUTER, Record, RouterRecord, fingerprint, versions
 
 
-def save(net: EideticNet, path: Any) -> None:
+def save(net: Network, path: Any) -> None:
     """Write a network to one file, all or nothing.
 
     The file is about as large as the model and its heads. A network can be saved at any time, in
@@ -42,7 +42,7 @@ def save(net: EideticNet, path: Any) -> None:
     file = archive.as_path(path)
     with archive.about(path), undisturbed():
         net.pins.impose()
-        values = distinct(net._slots)
+        values = distinct(net.slots)
         _check_storable(net, values)
         tensors = dict(values)
         tensors[OWNERS] = torch.from_numpy(net.owners.task)
@@ -59,7 +59,7 @@ def save(net: EideticNet, path: Any) -> None:
                 "recycle": net.recycle,
             },
             tasks=net.tasks,
-            spreads=dict(net._spreads),
+            spreads=dict(net.spreads),
             example=example,
             training=net.training,
             other_mode=[name for name, m in net.named_modules() if m.training != net.training],
@@ -69,9 +69,9 @@ def save(net: EideticNet, path: Any) -> None:
                 if isinstance(tensor, nn.Parameter) and not tensor.requires_grad
             ],
             analysed_as={
-                name: str(net._dtypes[name])
+                name: str(net.analysed_types[name])
                 for name, tensor in values.items()
-                if net._dtypes.get(name, tensor.dtype) != tensor.dtype
+                if net.analysed_types.get(name, tensor.dtype) != tensor.dtype
             },
             recipe=rebuild.recipe(net.backbone, net.blueprint.heads[0].size),
             fingerprint=fingerprint(net.blueprint),
@@ -80,7 +80,7 @@ def save(net: EideticNet, path: Any) -> None:
         archive.write(file, record.to_dict(), tensors)
 
 
-def _check_storable(net: EideticNet, values: Mapping[str, Tensor]) -> None:
+def _check_storable(net: Network, values: Mapping[str, Tensor]) -> None:
     for name, tensor in values.items():
         if tensor.is_meta or tensor.layout != torch.strided:
             raise CheckpointError(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from ..checkpoint import audit
 from ..common import files
+from ..load import audit
 from .images.model_names import built, find_model
 from .options import add_json
 

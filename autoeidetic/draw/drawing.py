@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from torch import fx
 
 from ..capture.graph import Capture, operator_name
 from ..report.dependencies import Dependencies
+from ..tasks.network import Network
 from .boxes import Box, Boxes, find_boxes
 from .elements import Drawing, DrawnGroup, Edge, Module, Node, Part, Summary
 from .groups import draw_groups
@@ -18,9 +18,6 @@ from .layers import Layers
 from .meaning import Meaning
 from .modules import list_modules
 from .source_lines import short
-
-if TYPE_CHECKING:
-    from ..net import EideticNet
 
 __all__ = ["Drawing", "describe", "describe_capture"]
 _SHORT_NAMES = {
@@ -32,7 +29,7 @@ _SHORT_NAMES = {
 }
 
 
-def describe(deps: Dependencies, net: EideticNet | None = None, title: str = "") -> Drawing:
+def describe(deps: Dependencies, net: Network | None = None, title: str = "") -> Drawing:
     """Everything there is to draw of an analysed model; with a network, of its tasks, too.
 
     One node stands for one call of a layer or for one operator; see

@@ -6,11 +6,11 @@ import warnings
 
 from ..analyze import analyze
 from ..errors import EnforcementError, UnhandledOperatorWarning
-from ..net import EideticNet
 from ..report.dependencies import Dependencies
+from ..tasks.network import Network
 
 
-def analyzed(net: EideticNet) -> Dependencies:
+def analyzed(net: Network) -> Dependencies:
     """The backbone as it was when it was converted, analysed again.
 
     A network keeps the plan but not the graph, which would keep a whole other model alive. While

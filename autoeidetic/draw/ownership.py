@@ -6,22 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from ..net import EideticNet
 from ..plan.plan import ParameterPlan, layer_of
 from ..propagate.values import array, varies
-from ..tasks.capacity import task_of_unit
+from ..tasks.capacity import network_capacity, task_of_unit
+from ..tasks.network import Network
 from .elements import FREE, INPUT, TaskEntry
 
 Runs = list[list[int]]
 
 
-def task_entries(net: EideticNet) -> tuple[TaskEntry, ...]:
+def task_entries(net: Network) -> tuple[TaskEntry, ...]:
     """The tasks of a network."""
     return tuple(TaskEntry(t.name, t.index, sum(t.classes.values())) for t in net.tasks)
 
 
 def describe_ownership(
-    net: EideticNet, group_ids: dict[str, str], weights: set[str]
+    net: Network, group_ids: dict[str, str], weights: set[str]
 ) -> dict[str, Any]:
     """Classes of groups, elements of layers and blocks of weights by task.
 
@@ -30,7 +30,7 @@ def describe_ownership(
     """
     if not net.tasks:
         return {}
-    shares = net.capacity()
+    shares = network_capacity(net)
     return {
         "groups": {group_ids[share.name]: list(share.tasks) for share in shares.groups},
         "layers": {share.name: list(share.tasks) for share in shares.layers},
@@ -40,7 +40,7 @@ def describe_ownership(
     }
 
 
-def _blocks(net: EideticNet, weights: set[str]) -> dict[str, Any]:
+def _blocks(net: Network, weights: set[str]) -> dict[str, Any]:
     """For each layer its largest weight whose rows and columns have owners."""
     count = net.owners.tasks
     state = task_of_unit(net.owners, count)

@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from ..errors import InputError, with_article
-from ..net import EideticNet
 from ..report.dependencies import Dependencies
+from ..tasks.network import Network
 from .drawing import describe
 from .elements import Drawing
 from .failure import attempt
@@ -56,7 +56,7 @@ def visualize(
     """
     if isinstance(model, Dependencies):
         drawing = describe(model, title=title)
-    elif isinstance(model, EideticNet):
+    elif isinstance(model, Network):
         drawing = describe(analyzed(model), model, title)
     elif isinstance(model, nn.Module):
         drawing = attempt(model, example_inputs, title)

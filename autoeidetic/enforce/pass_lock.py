@@ -144,7 +144,7 @@ def exclusive(method: Method) -> Method:
 
     @functools.wraps(method)
     def alone(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._one_at_a_time:
+        with self.pass_lock:
             return method(self, *args, **kwargs)
 
     return alone  # type: ignore[return-value]

@@ -6,18 +6,15 @@ network.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..common.bits import alike, different, finite, tensors_of
+from ..common.bits import different, finite, tensors_of
 from ..common.environment import difference
-from ..common.generators import seed_generators
 from ..errors import EnforcementError, NonFiniteError
 from ..tasks import reference
-from ..tasks.reference import Reference
+from ..tasks.network import Network
+from ..tasks.task import Reference, Task
 from . import seals
-
-if TYPE_CHECKING:
-    from ..tasks.network import Answering, Task
 
 _ROLLBACK = (
     "net.rollback() takes the network back to the start of the task; train again with a lower "
@@ -25,7 +22,7 @@ _ROLLBACK = (
 )
 
 
-def finished(net: Answering) -> None:
+def finished(net: Network) -> None:
     """Has the newest task, which has just been frozen, left all earlier ones their answers?
 
     Raises:
@@ -39,10 +36,12 @@ def finished(net: Answering) -> None:
         if any(task.seal is not None and task.seal.reference is None for task in asked):
             continue  # the model does not run on such inputs
         with reference.asking(net, batch) as (args, kwargs, digest):
-            answers = net._bare([*[task.index for task in asked], newest.index], args, kwargs)
+            answers = net.bare_answers(
+                [*[task.index for task in asked], newest.index], args, kwargs
+            )
             for task, answer in zip(asked, answers, strict=False):
                 if not _as_sealed(net, task, answer, digest):
-                    _compare(newest, task, *_both(net, task.index, args, kwargs))
+                    _compare(newest, task, *reference.both_answers(net, task.index, args, kwargs))
             if not finite(answers[-1]) and all(map(finite, answers[:-1])):
                 raise NonFiniteError(
                     f"task {newest.index} cannot be finished: it answers reference inputs with "
@@ -51,35 +50,12 @@ def finished(net: Answering) -> None:
                 )
 
 
-def poisoned(net: Answering, task: int) -> bool:
-    """Does a finished task answer reference inputs otherwise than with its own units alone?"""
-    sealed = net.tasks[task].seal
-    if sealed is None or sealed.reference is None:
-        return False
-    with reference.asking(net, sealed.reference.batch) as (args, kwargs, _):
-        return not alike(*_both(net, task, args, kwargs))
-
-
-def _both(net: Answering, task: int, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """An answer with all units there are, and one with those of a task and of earlier ones.
-
-    A model may be random in eval mode; what differs by itself is not held against anybody.
-    """
-    seed_generators(0)
-    (answer,) = net._bare([task], args, kwargs)
-    seed_generators(0)
-    alone = net._alone(task, args, kwargs)
-    seed_generators(0)
-    repeatable = alike(answer, alone) or alike(alone, net._alone(task, args, kwargs))
-    return (answer, alone) if repeatable else (alone, alone)
-
-
-def _batch(net: Answering, task: Task) -> int | None:
+def _batch(net: Network, task: Task) -> int | None:
     known = task.seal is not None and task.seal.reference is not None
     return task.seal.reference.batch if known else reference.few_rows(net)  # type: ignore[union-attr]
 
 
-def _as_sealed(net: Answering, task: Task, answer: Any, digest: str) -> bool:
+def _as_sealed(net: Network, task: Task, answer: Any, digest: str) -> bool:
     """Bit for bit; if not, that may still be another machine."""
     if task.seal is None or task.seal.reference is None:
         return False
@@ -111,7 +87,7 @@ def _compare(newest: Task, task: Task, answer: Any, alone: Any) -> None:
 # -- seals ---------------------------------------------------------------------------------------
 
 
-def with_seal(net: Answering, task: Task) -> tuple[bool | None, str]:
+def with_seal(net: Network, task: Task) -> tuple[bool | None, str]:
     """Is a finished task what its seal says? None: that cannot be told, and why."""
     sealed = task.seal
     if sealed is None:
@@ -126,7 +102,7 @@ def with_seal(net: Answering, task: Task) -> tuple[bool | None, str]:
     return _answers_as(net, task, sealed.reference)
 
 
-def _answers_as(net: Answering, task: Task, then: Reference) -> tuple[bool | None, str]:
+def _answers_as(net: Network, task: Task, then: Reference) -> tuple[bool | None, str]:
     now = reference.ask(net, task.index, then.batch)
     if now.outputs == then.outputs:
         return True, ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -22,18 +22,17 @@ from ..common.generators import seed_generators, untouched_generators
 from ..common.inputs import CallInputs
 from ..enforce.guard import original_class
 from ..errors import AutoeideticError, EnforcementError, Place, RehearsalWarning
-from ..tasks.network import Task
+from ..tasks.network import Network
+from ..tasks.opening import new_heads
 from ..tasks.pruning.choose import choose
+from ..tasks.task import Task
 from .verify import Record, compare, first_moved, outputs, record, scramble
-
-if TYPE_CHECKING:
-    from ..net import EideticNet
 
 _PASSES = 4
 _SEEDS = range(3)  # the next one when the units that are kept answer all inputs alike
 
 
-def rehearse(net: EideticNet) -> None:
+def rehearse(net: Network) -> None:
     """Go through two tasks on a copy; the network, its modes and random numbers stay untouched.
 
     Raises:
@@ -68,7 +67,7 @@ def rehearse(net: EideticNet) -> None:
     )
 
 
-def _copy(net: EideticNet, bar: tqdm[NoReturn]) -> EideticNet:
+def _copy(net: Network, bar: tqdm[NoReturn]) -> Network:
     """One that tells of its passes."""
 
     def passed(*_: object) -> None:
@@ -79,7 +78,7 @@ def _copy(net: EideticNet, bar: tqdm[NoReturn]) -> EideticNet:
     return made
 
 
-def _rehearse(copied: Callable[[], EideticNet], example: CallInputs, seed: int) -> bool:
+def _rehearse(copied: Callable[[], Network], example: CallInputs, seed: int) -> bool:
     """Has it shown anything? Small networks may keep nothing but units that are always zero."""
     net = copied()
     inputs = _begin(net, example, seed)
@@ -106,7 +105,7 @@ def _rehearse(copied: Callable[[], EideticNet], example: CallInputs, seed: int) 
     return True
 
 
-def _begin(net: EideticNet, example: CallInputs, seed: int) -> CallInputs:
+def _begin(net: Network, example: CallInputs, seed: int) -> CallInputs:
     """Up to the end of the first task's training; gives the inputs."""
     seed_generators(seed)
     inputs = _copied(example, lambda given: _numbers(given, net))
@@ -118,7 +117,7 @@ def _begin(net: EideticNet, example: CallInputs, seed: int) -> CallInputs:
 
 
 def _first_output(
-    net: EideticNet, inputs: CallInputs, before: list[Tensor], after: list[Tensor]
+    net: Network, inputs: CallInputs, before: list[Tensor], after: list[Tensor]
 ) -> str:
     """The place in the output's structure of the first tensor that differs."""
     own = _copied(inputs, Tensor.clone)
@@ -128,7 +127,7 @@ def _first_output(
     return f"output{pytree.keystr(paths[number])}" if paths[number] else "its only output"
 
 
-def _culprit(net: EideticNet, example: CallInputs, seed: int, until: str) -> tuple[str, str]:
+def _culprit(net: Network, example: CallInputs, seed: int, until: str) -> tuple[str, str]:
     """The module that moved first, and what there is to say about it.
 
     Goes through the same life once more, and looks at every module and every frozen value.
@@ -149,22 +148,22 @@ def _culprit(net: EideticNet, example: CallInputs, seed: int, until: str) -> tup
     return "", f"no module inside {kind} moved, so its own forward makes the difference"
 
 
-def _look(net: EideticNet, inputs: CallInputs) -> tuple[Record, dict[str, Tensor]]:
+def _look(net: Network, inputs: CallInputs) -> tuple[Record, dict[str, Tensor]]:
     """What every module returns for task 0, and copies of what the plan divides."""
     seed_generators(0)
     own = _copied(inputs, Tensor.clone)
     outputs = record(net, own.args, own.kwargs)
     divided = [n for n, e in net.blueprint.plan.parameters.items() if e.used and not e.head]
     names = [*divided, *net.blueprint.plan.buffers]
-    slots = {name: net._slots[f"backbone.{name}"] for name in names}
+    slots = {name: net.slots[f"backbone.{name}"] for name in names}
     return outputs, {name: home[leaf].detach().clone() for name, (home, leaf) in slots.items()}
 
 
-def _first_tasks(net: EideticNet, name: str) -> Tensor:
+def _first_tasks(net: Network, name: str) -> Tensor:
     """Which elements of a parameter or a buffer belong to task 0."""
     plan = net.blueprint.plan
     units = plan.buffers[name] if name in plan.buffers else plan.parameters[name].units
-    home, leaf = net._slots[f"backbone.{name}"]
+    home, leaf = net.slots[f"backbone.{name}"]
     return (net.owners.level_of(units) == 0).to(home[leaf].device)
 
 
@@ -178,21 +177,21 @@ def _vary(tree: Any) -> bool:
     return any(bool((leaf != leaf[:1]).any()) for leaf in leaves)
 
 
-def _life(net: EideticNet, inputs: CallInputs) -> Iterator[str]:
+def _life(net: Network, inputs: CallInputs) -> Iterator[str]:
     """From the end of a task to the end of the next one; says what has happened."""
     net.train()
-    net._freeze()
+    net.freeze()
     _open_task(net)
     _pass_in_training(net, inputs)
     net.eval()
     scramble(net, torch.Generator().manual_seed(0))
     yield "while the next one was in training"
     _give_up_half(net)
-    net._freeze()
+    net.freeze()
     yield "when the next one was finished"
 
 
-def _pass_in_training(net: EideticNet, inputs: CallInputs) -> None:
+def _pass_in_training(net: Network, inputs: CallInputs) -> None:
     own = _copied(inputs, Tensor.clone)
     try:
         net(*own.args, **own.kwargs)
@@ -202,22 +201,21 @@ def _pass_in_training(net: EideticNet, inputs: CallInputs) -> None:
         pass
 
 
-def _open_task(net: EideticNet) -> None:
+def _open_task(net: Network) -> None:
     """As ``prepare_for_task`` does it, without what is needed to go back to the start."""
-    index = len(net._tasks)
+    index = len(net.tasks)
     classes = {head.layer: head.size or 2 for head in net.blueprint.heads}
     task = Task(index, f"task {index}", classes, finished=False, seed=0)
-    net._tasks.append(task)
-    net._start(net._new_heads(task), fresh=False)
+    net.open(task, new_heads(net, task), keep_start=False)
 
 
-def _give_up_half(net: EideticNet) -> None:
+def _give_up_half(net: Network) -> None:
     """As ``prune`` does it, any half."""
     scores = np.random.random(net.blueprint.plan.units + 1)
-    net._give_up(choose(net.blueprint, net.owners, scores, 0.5))
+    net.give_up(choose(net.blueprint, net.owners, scores, 0.5))
 
 
-def _answer(net: EideticNet, inputs: CallInputs) -> list[Tensor]:
+def _answer(net: Network, inputs: CallInputs) -> list[Tensor]:
     """Task 0 in eval mode; where a model is random even then, with the same numbers each time."""
     seed_generators(0)
     own = _copied(inputs, Tensor.clone)  # a model may write into them
@@ -228,7 +226,7 @@ def _copied(inputs: CallInputs, copy_of: Callable[[Tensor], Tensor]) -> CallInpu
     return CallInputs(*pytree.tree_map_only(Tensor, copy_of, (inputs.args, inputs.kwargs)))
 
 
-def _numbers(example: Tensor, net: EideticNet) -> Tensor:
+def _numbers(example: Tensor, net: Network) -> Tensor:
     """Examples of which only the shape is known get random values."""
     if not example.is_meta:
         return example
@@ -237,9 +235,9 @@ def _numbers(example: Tensor, net: EideticNet) -> Tensor:
     return made.normal_() if made.is_floating_point() else made.zero_()
 
 
-def _shake(net: EideticNet) -> None:
+def _shake(net: Network) -> None:
     """No ones, no zeros: they would hide what leaks. Weights that are random already stay."""
-    for name, tensor in net._trained().items():
+    for name, tensor in net.trained_tensors().items():
         if not tensor.numel():
             continue
         if tensor.dim() < 2 or bool((tensor == tensor.flatten()[0]).all()):

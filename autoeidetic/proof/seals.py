@@ -1,71 +1,22 @@
-"""Seals: what a task was when it was finished, to be compared with what it is later.
-
-A seal is plain data, a part of its task: it is copied, pickled and saved with it, and no move to
-another device or type touches it.
-"""
+"""Seals: take them when a task is finished, and compare them with the network as it is now."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ..enforce.pins import Where
 from ..propagate.values import core
-from ..tasks.reference import Reference, digest, of_example, refer
-
-if TYPE_CHECKING:
-    from ..tasks.network import Answering
-
-
-@dataclass(frozen=True)
-class SealedTensor:
-    """The values that a task froze in one tensor: their type, their number, their digest."""
-
-    type: str
-    values: int
-    digest: str
+from ..tasks.network import Network
+from ..tasks.reference import digest, of_example, refer
+from ..tasks.task import Frozen, Seal, SealedTensor
 
 
-@dataclass(frozen=True)
-class Frozen:
-    """All that a task froze: a digest of its units, and values by the name of their tensor."""
-
-    owned: str
-    tensors: dict[str, SealedTensor]
-
-    @property
-    def values(self) -> int:
-        return sum(tensor.values for tensor in self.tensors.values())
-
-
-@dataclass(frozen=True)
-class Seal:
-    """Taken when a task is finished.
-
-    ``reference`` is what it answered then; without one ``why_not`` tells why. ``converted``: the
-    type that the network was brought to afterwards, which may have rounded what is sealed.
-    ``terms``: what it was besides values, in words; None in a seal of an earlier version.
-    """
-
-    frozen: Frozen
-    reference: Reference | None
-    why_not: str = ""
-    converted: str = ""
-    terms: dict[str, str] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values; a seal of an earlier version has the same ones as then."""
-        values = asdict(self)
-        if self.terms is None:
-            del values["terms"]
-        return values
-
-
-def take(net: Answering, task: int) -> Seal:
+def take(net: Network, task: int) -> Seal:
     """The seal of a finished task."""
     answer, what = refer(net, task), terms(net, task)
     if isinstance(answer, str):
@@ -73,7 +24,24 @@ def take(net: Answering, task: int) -> Seal:
     return Seal(frozen(net, task), answer, terms=what)
 
 
-def terms(net: Answering, task: int) -> dict[str, str]:
+def take_all(net: Network) -> None:
+    """Seal every finished task anew."""
+    taken = {task.index: take(net, task.index) for task in net.tasks if task.finished}
+    for index, seal in taken.items():
+        net.update_task(index, seal=seal)
+
+
+def note_conversion(net: Network, before: Mapping[str, torch.dtype]) -> None:
+    """After a change of type: note in the seals whether it has rounded the sealed values."""
+    now = net.types()
+    changed = [kind for name, kind in now.items() if before.get(name, kind) != kind]
+    for task in net.tasks if changed else ():
+        if task.seal is not None:
+            rounded = "" if holds(net, task.index, task.seal) else str(changed[0])
+            net.update_task(task.index, seal=replace(task.seal, converted=rounded))
+
+
+def terms(net: Network, task: int) -> dict[str, str]:
     """What decides about the answers of a finished task besides values and owners.
 
     None of it changes in the life of a network. The keys follow "its" in a sentence.
@@ -91,31 +59,31 @@ def terms(net: Answering, task: int) -> dict[str, str]:
     }
 
 
-def frozen(net: Answering, task: int) -> Frozen:
+def frozen(net: Network, task: int) -> Frozen:
     """What a finished task has frozen, as it is now."""
     own = torch.from_numpy(net.owners.task == task).nonzero()
     tensors = {}
     for name, where in elements(net, task).items():
-        home, leaf = net._slots[name]
+        home, leaf = net.slots[name]
         values = where.to(home[leaf].device).take(home[leaf].detach())
         tensors[name] = SealedTensor(str(values.dtype), values.numel(), digest(values))
     return Frozen(digest(own), tensors)
 
 
-def holds(net: Answering, task: int, sealed: Seal) -> bool:
+def holds(net: Network, task: int, sealed: Seal) -> bool:
     """Are the frozen values of a task those that were sealed?"""
     return not other_type(net, sealed) and frozen(net, task) == sealed.frozen
 
 
-def other_type(net: Answering, sealed: Seal) -> str:
+def other_type(net: Network, sealed: Seal) -> str:
     """A type that a sealed tensor has now and had not when it was sealed; empty: none."""
-    for name, kind in net._types().items():
+    for name, kind in net.types().items():
         if name in sealed.frozen.tensors and sealed.frozen.tensors[name].type != str(kind):
             return str(kind)
     return ""
 
 
-def elements(net: Answering, task: int) -> dict[str, Where]:
+def elements(net: Network, task: int) -> dict[str, Where]:
     """The elements of each tensor that a finished task froze.
 
     Not those of caches, which a model makes by itself.
@@ -134,10 +102,10 @@ def elements(net: Answering, task: int) -> dict[str, Where]:
     if bool((owner == task).any()) and not bool(((owner >= 0) & (owner < task)).any()):
         found |= {f"backbone.{name}": Where() for name in net.blueprint.constants}
     if task == 0:
-        found |= {f"backbone.{name}": Where() for name in net._own_heads()}
-    found |= {name: Where() for name in net._slots if name.startswith(f"heads.{task}.")}
+        found |= {f"backbone.{name}": Where() for name in net.kept_head_names()}
+    found |= {name: Where() for name in net.slots if name.startswith(f"heads.{task}.")}
     return {
         name: where
         for name, where in found.items()
-        if where is not None and not net._slots[name][0].is_cache(net._slots[name][1])
+        if where is not None and not net.slots[name][0].is_cache(net.slots[name][1])
     }

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +16,8 @@ from torch.utils import _pytree as pytree
 from ..common.bits import different, finite
 from ..common.generators import seed_generators, untouched_generators
 from ..errors import EnforcementError, TaskError
+from ..tasks.network import Network
 from . import recheck
-
-if TYPE_CHECKING:
-    from ..net import EideticNet
-
 
 #: The tensors that each module has returned, by path.
 Record = dict[str, list[Tensor]]
@@ -103,7 +100,7 @@ class Verification:
         return f"<pre>{escape(str(self))}</pre>"
 
 
-def verify(net: EideticNet, args: Any, kwargs: Any, *, rounds: int, seed: int) -> Verification:
+def verify(net: Network, args: Any, kwargs: Any, *, rounds: int, seed: int) -> Verification:
     """See :meth:`autoeidetic.EideticNet.verify`."""
     finished = [task for task in net.tasks if task.finished]
     if not finished:
@@ -150,7 +147,7 @@ def _nans(answer: list[Tensor]) -> int:
     return sum(int(tensor.isnan().sum()) for tensor in answer)
 
 
-def outputs(net: EideticNet, task: int, args: Any, kwargs: Any) -> list[Tensor]:
+def outputs(net: Network, task: int, args: Any, kwargs: Any) -> list[Tensor]:
     """What a task answers, tensor by tensor."""
     output = net(*args, task=task, **kwargs)
     return [leaf.clone() for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
@@ -171,7 +168,7 @@ def compare(before: list[Tensor], after: list[Tensor]) -> tuple[int, int, float]
 
 
 @contextmanager
-def _as_it_was(net: EideticNet) -> Iterator[dict[str, Tensor]]:
+def _as_it_was(net: Network) -> Iterator[dict[str, Tensor]]:
     """Modes and values as they were, whatever happens inside; gives the values."""
     modes = {module: module.training for module in net.modules()}
     state = _copy(net)
@@ -183,25 +180,25 @@ def _as_it_was(net: EideticNet) -> Iterator[dict[str, Tensor]]:
         _put_back(net, state)
 
 
-def _copy(net: EideticNet) -> dict[str, Tensor]:
-    return {name: home[leaf].detach().clone() for name, (home, leaf) in net._slots.items()}
+def _copy(net: Network) -> dict[str, Tensor]:
+    return {name: home[leaf].detach().clone() for name, (home, leaf) in net.slots.items()}
 
 
 @torch.no_grad()
-def _put_back(net: EideticNet, state: dict[str, Tensor]) -> None:
+def _put_back(net: Network, state: dict[str, Tensor]) -> None:
     for name, value in state.items():
-        home, leaf = net._slots[name]
+        home, leaf = net.slots[name]
         home[leaf].detach().copy_(value)
 
 
-def scramble(net: EideticNet, generator: torch.Generator) -> None:
+def scramble(net: Network, generator: torch.Generator) -> None:
     """Random values for everything that belongs to no finished task."""
     finished = {f"heads.{task.index}." for task in net.tasks if task.finished}
-    kept = set(net._own_heads())
+    kept = set(net.kept_head_names())
     parameters = net.blueprint.plan.parameters.items()
     idle = {name for name, entry in parameters if entry.head and name not in kept}
     free = net.free
-    for name, (home, leaf) in net._slots.items():
+    for name, (home, leaf) in net.slots.items():
         tensor = home[leaf]
         if not tensor.is_floating_point() or any(name.startswith(p) for p in finished):
             continue
@@ -223,7 +220,7 @@ def _spread(tensor: Tensor) -> float:
     return max(own, (inputs or 1) ** -0.5)
 
 
-def _first_moved(net: EideticNet, kept: dict[str, Tensor], args: Any, kwargs: Any) -> str | None:
+def _first_moved(net: Network, kept: dict[str, Tensor], args: Any, kwargs: Any) -> str | None:
     """The first module, in order of calls, of which frozen channels differ from before.
 
     The values that were kept are back in place afterwards.
@@ -234,7 +231,7 @@ def _first_moved(net: EideticNet, kept: dict[str, Tensor], args: Any, kwargs: An
     return first_moved(net, record(net, args, kwargs), scrambled, last)
 
 
-def first_moved(net: EideticNet, before: Record, after: Record, last: int) -> str | None:
+def first_moved(net: Network, before: Record, after: Record, last: int) -> str | None:
     """The first module of which two passes differ in channels of tasks up to ``last``."""
     for path, values in before.items():
         now = after.get(path, values)
@@ -249,7 +246,7 @@ def first_moved(net: EideticNet, before: Record, after: Record, last: int) -> st
     return None
 
 
-def record(net: EideticNet, args: Any, kwargs: Any) -> Record:
+def record(net: Network, args: Any, kwargs: Any) -> Record:
     """What every module returns when task 0 is asked, inner ones before outer ones."""
     seen: Record = {}
     hooks = []

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,11 +18,10 @@ from ..common.batches import call, split, to_device
 from ..common.digests import Digest, Hasher, combine
 from ..common.tables import html, line, number, table
 from ..errors import InputError, TaskError
-from ..routing import to_be_found
+from ..routing import predict, to_be_found
+from ..tasks.network import Network
+from ..tasks.task import Task
 from .metric import IGNORED, Accumulator, accumulator, first_tensor, judge, misfit, sums, whole
-
-if TYPE_CHECKING:
-    from ..net import EideticNet, Task
 
 Loaders = Sequence[Iterable[Any]] | Mapping[int, Iterable[Any]]
 
@@ -108,7 +107,7 @@ class Evaluation:
 
 
 def evaluate(
-    net: EideticNet,
+    net: Network,
     loaders: Loaders,
     *,
     metric: Any = None,
@@ -177,18 +176,18 @@ def evaluate(
     )
 
 
-def _routed(net: EideticNet) -> bool:
+def _routed(net: Network) -> bool:
     return net.router is not None and not _note(net)
 
 
-def _note(net: EideticNet) -> str:
+def _note(net: Network) -> str:
     finished = len(to_be_found(net))
     if net.router is None or net.router.tasks == finished:
         return ""
     return f"the router knows {net.router.tasks} of {finished} finished tasks: not measured"
 
 
-def _chosen(net: EideticNet, loaders: Loaders, tasks: Iterable[int] | None) -> list[Task]:
+def _chosen(net: Network, loaders: Loaders, tasks: Iterable[int] | None) -> list[Task]:
     if not net.tasks:
         raise TaskError(
             "the network has no task yet", remedy="call prepare_for_task(0, num_classes=...) first"
@@ -209,7 +208,7 @@ def _chosen(net: EideticNet, loaders: Loaders, tasks: Iterable[int] | None) -> l
 
 
 @contextmanager
-def _looking(net: EideticNet) -> Iterator[None]:
+def _looking(net: Network) -> Iterator[None]:
     """In eval mode without gradients; modes and the generator that loaders draw from put back."""
     modes = {module: module.training for module in net.modules()}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -247,7 +246,7 @@ class _Pass:
 
     def __init__(
         self,
-        net: EideticNet,
+        net: Network,
         task: Task,
         measure: Accumulator,
         plain: bool,
@@ -310,7 +309,7 @@ class _Pass:
 
     def route(self, inputs: Any, label: Tensor, shape: torch.Size) -> None:
         """What the network says when nobody tells the task."""
-        predicted = call(self.net.predict, inputs)
+        predicted = call(lambda *a, **k: predict(self.net, a, k), inputs)
         tasks, found = predicted.task.cpu(), predicted.label.cpu()
         self.confusion[self.task.index] += torch.bincount(tasks, minlength=len(self.net.tasks))
         if whole(label) and found.shape == label.shape and len(shape) > 1:

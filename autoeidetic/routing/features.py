@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +22,7 @@ from torch.utils import _pytree as pytree
 from ..errors import HeadError, InputError, Place
 from ..plan.blueprint import ATTACHED, HeadPlan
 from ..propagate.values import varies
-
-if TYPE_CHECKING:
-    from ..net import EideticNet
+from ..tasks.network import Network
 
 
 @dataclass(frozen=True)
@@ -101,12 +99,12 @@ class Seen:
 # -- where features are ------------------------------------------------------------------------
 
 
-def to_be_found(net: EideticNet) -> list[int]:
+def to_be_found(net: Network) -> list[int]:
     """The finished tasks, without those that are a second go at another."""
     return [task.index for task in net.tasks if task.finished and task.revisits is None]
 
 
-def view(net: EideticNet, tasks: int) -> View:
+def view(net: Network, tasks: int) -> View:
     """What the first ``tasks`` of the tasks that are to be found may see."""
     numbers = tuple(to_be_found(net)[:tasks])
     classes = tuple(_classes(net, task) for task in numbers)
@@ -132,12 +130,12 @@ def view(net: EideticNet, tasks: int) -> View:
 
 
 def _block(
-    net: EideticNet, head: HeadPlan, run: int | None, readers: tuple[int, ...]
+    net: Network, head: HeadPlan, run: int | None, readers: tuple[int, ...]
 ) -> tuple[Block, Tensor]:
     """The features of one output layer, and which of its channels each reader may see."""
     channel = _channel(net, head)
     channels = head.inputs.shape[channel]
-    masks = [net._visible[head.layer, task] for task in readers]
+    masks = [net.visible[head.layer, task] for task in readers]
     seen = torch.stack([_channels_of(mask, channel, channels) for mask in masks])
     elements: Tensor | None = None
     if all(mask is not None and mask.numel() > mask.shape[channel] for mask in masks):
@@ -146,7 +144,7 @@ def _block(
     return Block(head.layer, run, channel, channels, index, elements), seen
 
 
-def _channel(net: EideticNet, head: HeadPlan) -> int:
+def _channel(net: Network, head: HeadPlan) -> int:
     """The dimension of the channels in what an output layer reads."""
     if head.layer == ATTACHED:
         return head.dim
@@ -165,7 +163,7 @@ def _channels_of(mask: Tensor | None, channel: int, channels: int) -> Tensor:
     return (mask.any(others) if others else mask).reshape(-1).expand(channels).cpu()
 
 
-def _classes(net: EideticNet, task: int) -> int:
+def _classes(net: Network, task: int) -> int:
     """The number of classes of the head whose output counts."""
     layers = [where[1] for where in net.blueprint.split if where is not None]
     layer = layers[0] if layers else net.blueprint.heads[0].layer
@@ -176,7 +174,7 @@ def _classes(net: EideticNet, task: int) -> int:
 
 
 @contextmanager
-def looking(net: EideticNet) -> Iterator[None]:
+def looking(net: Network) -> Iterator[None]:
     """The network in eval mode and without gradients; modes are put back."""
     modes = {module: module.training for module in net.modules()}
     try:
@@ -188,32 +186,32 @@ def looking(net: EideticNet) -> Iterator[None]:
             module.training = mode
 
 
-def observe(net: EideticNet, view: View, args: Any, kwargs: Any, *, outputs: bool = True) -> Seen:
+def observe(net: Network, view: View, args: Any, kwargs: Any, *, outputs: bool = True) -> Seen:
     """One pass of the body: features, and the outputs of the tasks in view.
 
     Several passes where the network needs them for the outputs of several tasks; just one when no
     ``outputs`` are asked for and the features are the same for all tasks.
     """
-    answering = [net._answering(task) for task in view.numbers]
+    answering = [net.answering_task(task) for task in view.numbers]
     needed = answering if outputs or not view.blocks else []
     needed = needed + [block.run for block in view.blocks if block.run is not None]
     asked = tuple(dict.fromkeys(needed or answering[:1]))
-    net._before(args, kwargs)
+    net.before_pass(args, kwargs)
     answers: dict[int, Tensor] = {}
     captured: dict[int | None, Mapping[str, Tensor]] = {}
     try:
         for run in [asked] if net.blueprint.joint else [(task,) for task in asked]:
-            net._runtime.features = {}
-            for task, output in zip(run, net._answer_all(run, args, kwargs), strict=True):
+            net.runtime.features = {}
+            for task, output in zip(run, net.answer_all(run, args, kwargs), strict=True):
                 answers[task] = _logits(net, task, output)
-                captured[task] = captured[None] = net._runtime.features
+                captured[task] = captured[None] = net.runtime.features
     finally:
-        net._runtime.features = None
+        net.runtime.features = None
     logits = tuple(answers[task] for task in answering) if outputs or not view.blocks else ()
     return Seen(view, len(answers[asked[0]]), logits, captured)
 
 
-def _logits(net: EideticNet, task: int, output: Any) -> Tensor:
+def _logits(net: Network, task: int, output: Any) -> Tensor:
     """The first output that a head makes, classes last."""
     leaves = pytree.tree_leaves(output)
     for leaf, where in zip(leaves, net.blueprint.split, strict=False):

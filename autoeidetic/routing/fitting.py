@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,15 +18,13 @@ from ..common import distributed
 from ..common.batches import divided, length, to_device
 from ..common.inputs import check_loader
 from ..errors import InputError, NonFiniteError, TaskError
+from ..tasks.network import Network
 from .base import Examples, Router, Settings, make
 from .features import View, looking, observe, to_be_found, view
 
-if TYPE_CHECKING:
-    from ..net import EideticNet
-
 
 def train(
-    net: EideticNet,
+    net: Network,
     loaders: Sequence[Iterable[Any]] | None,
     by: str,
     settings: Settings,
@@ -44,7 +42,7 @@ def train(
 
 
 def _check(
-    net: EideticNet, loaders: Sequence[Iterable[Any]] | None, made: Router, settings: Settings
+    net: Network, loaders: Sequence[Iterable[Any]] | None, made: Router, settings: Settings
 ) -> None:
     finished = to_be_found(net)
     if not finished:
@@ -89,7 +87,7 @@ def _own_random_numbers(seed: int) -> Iterator[None]:
 
 
 def _read(
-    net: EideticNet,
+    net: Network,
     loaders: Sequence[Iterable[Any]],
     made: Router,
     window: View,
@@ -115,7 +113,7 @@ def _read(
 
 
 def _examples(
-    net: EideticNet,
+    net: Network,
     number: int,
     loader: Iterable[Any],
     made: Router,

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import TaskError
+from ..tasks.network import Network
 from .features import looking, observe, to_be_found, view
 from .fitting import check_finite
-
-if TYPE_CHECKING:
-    from ..net import EideticNet
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +32,7 @@ class Prediction:
     scores: Tensor
 
 
-def predict(net: EideticNet, args: Any, kwargs: Any) -> Prediction:
+def predict(net: Network, args: Any, kwargs: Any) -> Prediction:
     """See :meth:`autoeidetic.EideticNet.predict`."""
     router, finished = net.router, len(to_be_found(net))
     if router is None:

@@ -15,6 +15,7 @@ from ..enforce.owners import FREE, Owners
 from ..plan.blueprint import Blueprint
 from ..plan.plan import layer_of
 from ..propagate.values import array, core, varies
+from .network import Network
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,12 @@ class Capacity:
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"
+
+
+def network_capacity(network: Network) -> Capacity:
+    """Who owns how much of a network."""
+    parameters: dict[str, Tensor] = dict(network.backbone.named_parameters())
+    return capacity(network.blueprint, network.owners, parameters)
 
 
 def capacity(blueprint: Blueprint, owners: Owners, parameters: dict[str, Tensor]) -> Capacity:

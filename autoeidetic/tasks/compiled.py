@@ -20,16 +20,16 @@ from torch.utils import _pytree as pytree
 
 from ..common.bits import finite
 from ..errors import DivergenceWarning, EnforcementError, NonFiniteError
-from ..proof import recheck
+from . import reference
 
 if TYPE_CHECKING:
-    from .network import Answering
+    from .network import Network
 
-_networks: weakref.WeakValueDictionary[int, Answering] = weakref.WeakValueDictionary()
+_networks: weakref.WeakValueDictionary[int, Network] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
 
 
-def numbered(net: Answering) -> int:
+def numbered(net: Network) -> int:
     """A number by which a graph can find a network again; a copy gets another one."""
     number = next(_numbers)
     _networks[number] = net
@@ -48,13 +48,13 @@ def standing(number: int, key: Hashable) -> str:
     net = _networks[number]
     try:
         if not torch.compiler.is_exporting():  # with stand-ins for its parameters
-            net._follow()
+            net.follow()
     except EnforcementError:
         return EAGER
-    call = net._calls.known.get(key)
+    call = net.calls.known.get(key)
     if net.check_calls and call is not None and call.blueprint.looks:
         return EAGER
-    return KNOWN if not net.check_calls or call is net._call else NEW
+    return KNOWN if not net.check_calls or call is net.call else NEW
 
 
 # as torch.compiler.assume_constant_result does it, without importing the compiler
@@ -83,7 +83,7 @@ def looked_after(inputs: Any, network: int) -> Any:
 def _look_after(value: Tensor, network: int) -> Tensor:
     net = _networks.get(network)
     if net is not None:
-        net._follow()
+        net.follow()
         net.pins.before_forward(net.training)
     return value.clone()
 
@@ -133,13 +133,13 @@ def _setup(ctx: Any, inputs: Any, output: Tensor) -> None:
 _look.register_autograd(_backward, setup_context=_setup)
 
 
-def _explain(net: Answering, task: int) -> None:
+def _explain(net: Network, task: int) -> None:
     """Why does a finished task answer NaN to finite inputs?
 
     Raises:
         NonFiniteError: something else than its own units has diverged.
     """
-    if net._diverged() or recheck.poisoned(net, task):
+    if net.diverged() or reference.poisoned(net, task):
         raise NonFiniteError(
             f"task {task} answers NaN in a compiled network: units that are not its own are "
             "infinite or NaN",

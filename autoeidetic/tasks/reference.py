@@ -14,7 +14,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from hashlib import blake2b, shake_256
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +23,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..capture.capture import preserved
+from ..common.bits import alike
 from ..common.digests import Hasher
 from ..common.generators import seed_generators
 from ..common.inputs import BATCH
+from .task import Output, Reference
 
 if TYPE_CHECKING:
-    from .network import Answering
+    from .network import Network
 
 #: Integers may be indices, which decide what a model does; larger ones hardly are.
 _BYTES_BY_VALUE = 2**16
@@ -37,27 +38,7 @@ _BYTES_BY_VALUE = 2**16
 _SAMPLE = 256
 
 
-@dataclass(frozen=True)
-class Output:
-    """One tensor of an answer: a digest of all values, and the bytes of some in base 64."""
-
-    type: str
-    shape: tuple[int, ...]
-    digest: str
-    sample: str
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What a task answered, and where. ``batch``: so many rows of the inputs; None: all."""
-
-    batch: int | None
-    inputs: str
-    outputs: tuple[Output, ...]
-    environment: dict[str, str]
-
-
-def refer(net: Answering, task: int) -> Reference | str:
+def refer(net: Network, task: int) -> Reference | str:
     """Ask a task; the reason in words when it cannot answer. Nothing in the network changes.
 
     A few rows of the inputs do, unless the model insists on the batch of its example.
@@ -72,14 +53,14 @@ def refer(net: Answering, task: int) -> Reference | str:
     return why_not
 
 
-def ask(net: Answering, task: int, batch: int | None) -> Reference:
+def ask(net: Network, task: int, batch: int | None) -> Reference:
     """What a task answers by itself, not a second go at it in its place."""
     with asking(net, batch) as (args, kwargs, asked):
-        return recorded(net, net._answer(task, args, kwargs), batch, asked)
+        return recorded(net, net.answer(task, args, kwargs), batch, asked)
 
 
 @contextmanager
-def asking(net: Answering, batch: int | None) -> Iterator[tuple[Any, Any, str]]:
+def asking(net: Network, batch: int | None) -> Iterator[tuple[Any, Any, str]]:
     """Reference inputs and their digest, while nothing disturbs the network's answers to them."""
     device = next(net.backbone.parameters()).device
     args, kwargs = inputs(net, batch)
@@ -87,11 +68,34 @@ def asking(net: Answering, batch: int | None) -> Iterator[tuple[Any, Any, str]]:
     asked.update((args, kwargs))
     args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.to(device), (args, kwargs))
     with _undisturbed(net, device.type):
-        net._before(args, kwargs)
+        net.before_pass(args, kwargs)
         yield args, kwargs, asked.digest()
 
 
-def recorded(net: Answering, answer: Any, batch: int | None, asked: str) -> Reference:
+def both_answers(net: Network, task: int, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """A task's answer with all units there are, and one with only those that it may read.
+
+    A model may be random in eval mode: where it does not repeat its own answer, both are the same.
+    """
+    seed_generators(0)
+    (answer,) = net.bare_answers([task], args, kwargs)
+    seed_generators(0)
+    alone = net.answer_alone(task, args, kwargs)
+    seed_generators(0)
+    repeatable = alike(answer, alone) or alike(alone, net.answer_alone(task, args, kwargs))
+    return (answer, alone) if repeatable else (alone, alone)
+
+
+def poisoned(net: Network, task: int) -> bool:
+    """Do units that a finished task may not read change its answer to reference inputs?"""
+    sealed = net.tasks[task].seal
+    if sealed is None or sealed.reference is None:
+        return False
+    with asking(net, sealed.reference.batch) as (args, kwargs, _):
+        return not alike(*both_answers(net, task, args, kwargs))
+
+
+def recorded(net: Network, answer: Any, batch: int | None, asked: str) -> Reference:
     """An answer to reference inputs."""
     outputs = [_output(leaf) for leaf in pytree.tree_leaves(answer) if isinstance(leaf, Tensor)]
     here = environment(next(net.backbone.parameters()).device)
@@ -112,7 +116,7 @@ def environment(device: torch.device) -> dict[str, str]:
 
 
 @contextmanager
-def _undisturbed(net: Answering, device: str) -> Iterator[None]:
+def _undisturbed(net: Network, device: str) -> Iterator[None]:
     """Eval mode, no gradients, a fixed seed, nothing compiled; then everything as it was."""
     buffers = [b for part in (net.backbone, net.heads) for b in part.buffers()]
     before = [buffer.detach().clone() for buffer in buffers]
@@ -169,7 +173,7 @@ def by_value(tensor: Tensor) -> bool:
     return not real and tensor.numel() * tensor.element_size() <= _BYTES_BY_VALUE
 
 
-def inputs(net: Answering, batch: int | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def inputs(net: Network, batch: int | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments, on the CPU."""
     leaves, structure = pytree.tree_flatten((net.example.args, net.example.kwargs))
     made = [
@@ -182,7 +186,7 @@ def inputs(net: Answering, batch: int | None) -> tuple[tuple[Any, ...], dict[str
     return args, kwargs
 
 
-def of_example(net: Answering) -> str:
+def of_example(net: Network) -> str:
     """A digest of the example inputs, as far as a file holds them."""
     calls = [[each.args, each.kwargs] for each in net.examples]
     content = _plain_values(calls[0] if len(calls) == 1 else calls)
@@ -201,18 +205,18 @@ def _plain_values(value: Any) -> Any:
     return value
 
 
-def few_rows(net: Answering) -> int | None:
+def few_rows(net: Network) -> int | None:
     """A batch that is smaller than the example's; None when it is small, or there is none."""
     leaves = pytree.tree_leaves((net.example.args, net.example.kwargs))
     lengths = {leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()}
     return BATCH if len(lengths) == 1 and lengths.pop() > BATCH else None
 
 
-def type_now(net: Answering, example: torch.dtype) -> torch.dtype:
+def type_now(net: Network, example: torch.dtype) -> torch.dtype:
     """The type of real inputs, which follows that of the network."""
-    for name, analysed in net._dtypes.items():
-        if analysed == example and name in net._slots:
-            home, leaf = net._slots[name]
+    for name, analysed in net.analysed_types.items():
+        if analysed == example and name in net.slots:
+            home, leaf = net.slots[name]
             return home[leaf].dtype
     return example
 

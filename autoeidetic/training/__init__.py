@@ -3,9 +3,11 @@
 from .config import TrainConfig
 from .history import Epoch, TaskHistory
 from .loop import default_optimizer, train_task
+from .refresh import BATCHES as REFRESH_BATCHES
 from .refresh import refresh_statistics
 
 __all__ = [
+    "REFRESH_BATCHES",
     "Epoch",
     "TaskHistory",
     "TrainConfig",

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,11 @@ from ..common import distributed
 from ..common.batches import call, length, split, to_device
 from ..errors import InputError, NonFiniteError
 from ..results.metric import Accumulator
+from ..tasks.network import Network
 from ..tasks.pruning.scores import ScoreData
 from .doubts import Targets
 from .progress_bar import Bar
 from .refresh import estimate, no_batches
-
-if TYPE_CHECKING:
-    from ..net import EideticNet
 
 TRAIN = "train"
 #: (network, batch) -> (loss, output, target): what one step computes.
@@ -41,7 +39,7 @@ class Passes:
     the first pass, where the metric is accuracy.
     """
 
-    net: EideticNet
+    net: Network
     model: nn.Module
     loader: Iterable[Any]
     step_function: StepFunction
@@ -167,7 +165,7 @@ class Passes:
     def score_data(self, batches: int) -> ScoreData:
         """A few batches for scores."""
 
-        def loss(net: EideticNet, batch: Any) -> Tensor:
+        def loss(net: Network, batch: Any) -> Tensor:
             with self._precision():
                 return self.step_function(net, batch)[0]
 

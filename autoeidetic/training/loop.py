@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,6 +24,8 @@ from ..common.inputs import check_loader
 from ..errors import CheckpointError, InputError, LearningWarning, NonFiniteError, TaskError
 from ..results.metric import accumulator
 from ..tasks.capacity import free_share
+from ..tasks.network import Network
+from ..tasks.pruning.prune import prune
 from . import doubts, state
 from .config import TrainConfig
 from .doubts import Targets
@@ -31,9 +33,6 @@ from .epochs import TRAIN, EmptyBatchError, Passes, StepFunction, step_with
 from .history import Epoch, TaskHistory
 from .progress_bar import bar
 from .store import BEFORE, NOW, Directory, Memory
-
-if TYPE_CHECKING:
-    from ..net import EideticNet
 
 PRUNE, RECOVER, SETTLE, DONE = "prune", "recover", "settle", "done"
 #: Devices that fused optimizers have kernels for, in every torch that is supported.
@@ -68,7 +67,7 @@ class Progress:
 
 
 def train_task(
-    net: EideticNet,
+    net: Network,
     loader: Iterable[Any],
     *,
     optimizer: torch.optim.Optimizer | None = None,
@@ -83,62 +82,7 @@ def train_task(
     config: TrainConfig | None = None,
     **settings: Any,
 ) -> TaskHistory:
-    """Train the open task, prune it as far as it goes, and leave it ready to be finished.
-
-    Train until the training accuracy has not risen for ``patience`` epochs. Then prune in
-    rounds: give up ``step`` of each group's units; when the accuracy on the training data is
-    more than ``tolerance`` below the best, train for at most ``recovery_epochs``; when that
-    does not bring it back, undo the round and stop.
-
-    Args:
-        loader: batches (inputs, targets); inputs are a tensor, a tuple or a dict.
-        optimizer: of ``net.parameters()``, made after ``prepare_for_task``; by default AdamW with
-            a rate of 0.001.
-        loss: of (output, target); by default cross entropy, or binary cross entropy for
-            targets that are real numbers.
-        metric: what counts as accuracy, higher is better: a function of (output, target) or
-            an object with ``update``, ``compute`` and ``reset`` (torchmetrics).
-        scheduler: of learning rates, stepped ``scheduler_every`` "epoch" or "batch" while
-            training; not while pruning.
-        step_function: (network, batch) -> (loss, output, target), instead of the above.
-        checkpoint: a directory that the state is kept in after every epoch. The same call
-            goes on from there after the program was killed, with the same result.
-        progress: show a bar.
-        on_epoch: called with a record of each epoch.
-        config: settings in one object.
-        settings: of :class:`~autoeidetic.TrainConfig`, instead of or on top of ``config``:
-            pruning, step, most, tolerance, patience, recovery_epochs, settle_epochs,
-            max_epochs, lr_factor, prune, clip, autocast, score_batches.
-
-    Running statistics of batch norms, which lag behind the weights, are estimated anew before
-    accuracy is measured in eval mode and before this returns (:meth:`refresh_statistics`). There is
-    a :class:`~autoeidetic.LearningWarning` when that accuracy is far below the one in train mode,
-    when a task ends at chance, and when no round of pruning could be kept.
-
-    Several processes launched by ``torchrun`` train it together.
-
-    Example:
-        >>> import torch, autoeidetic
-        >>> from torch import nn
-        >>> _ = torch.manual_seed(0)
-        >>> model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
-        >>> net = autoeidetic.convert(model, torch.randn(2, 4))
-        >>> net.prepare_for_task(0, num_classes=2)
-        >>> x = torch.randn(64, 4)
-        >>> history = net.train_task([(x, (x[:, 0] > 0).long())], max_epochs=20, progress=False)
-        >>> net.finish_task()
-        >>> history.task
-        0
-
-    Raises:
-        TaskError: no task is open.
-        InputError: the loader gives no batches, or empty ones; the optimizer does not have the
-            parameters of the task's head.
-        NonFiniteError: the loss or a value became infinite or NaN; the network is back where
-            it was after the last good epoch.
-        CheckpointError: the directory cannot be written to, is of another network, or is in use
-            by another run.
-    """
+    """The loop behind :meth:`autoeidetic.EideticNet.train_task`, which describes it."""
     if net.open_task is None:
         raise TaskError(
             "train_task() was called, but no task is open",
@@ -188,7 +132,7 @@ def default_optimizer(
     return torch.optim.AdamW(parameters, lr=rate, fused=fused or None)
 
 
-def _check_optimizer(net: EideticNet, optimizer: Any) -> None:
+def _check_optimizer(net: Network, optimizer: Any) -> None:
     """One from before the task does not know its head: it would not learn, and nobody would see."""
     if not hasattr(optimizer, "param_groups"):  # a class, or a function that makes one
         raise InputError(
@@ -207,7 +151,7 @@ def _check_optimizer(net: EideticNet, optimizer: Any) -> None:
             )
 
 
-def _head_parameters(net: EideticNet) -> dict[str, nn.Parameter]:
+def _head_parameters(net: Network) -> dict[str, nn.Parameter]:
     """Of the open task, by their names in the network."""
     if net.keep_head and net.open_task == 0:
         names = [name for head in net.blueprint.heads for name in head.parameters]
@@ -216,10 +160,11 @@ def _head_parameters(net: EideticNet) -> dict[str, nn.Parameter]:
     return dict(net.heads[str(net.open_task)].named_parameters(prefix=own))
 
 
-def _distributed(net: EideticNet) -> nn.Module:
+def _distributed(net: Network) -> nn.Module:
     if distributed.count() == 1:
         return net
-    net._tasks[-1] = distributed.first(net.tasks[-1])  # the seed that rollback() draws from again
+    # all processes draw from the seed of the first when they roll back
+    net.update_task(-1, **vars(distributed.first(net.tasks[-1])))
     return nn.parallel.DistributedDataParallel(net, find_unused_parameters=True)
 
 
@@ -325,7 +270,7 @@ class Loop:
         before = int(self.net.owners.pruned.sum())
         share = self._share(now.round + 1)
         data = self.passes.score_data(self.config.score_batches)
-        self.net._prune(share, self.config.pruning, data, since_start=True)
+        prune(self.net, share, self.config.pruning, data, since_start=True)
         now.round += 1
         now.tries = 0
         if int(self.net.owners.pruned.sum()) == before:
@@ -475,7 +420,7 @@ class Loop:
         )
 
     def _check_values(self) -> None:
-        if self.net._diverged():
+        if self.net.diverged():
             raise NonFiniteError(
                 f"values of task {self.net.open_task} are infinite or NaN",
                 remedy="train with a lower learning rate, or pass clip=1.0",

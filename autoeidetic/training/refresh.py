@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +22,10 @@ from ..common import distributed
 from ..common.batches import call, divided, to_device
 from ..common.inputs import check_loader
 from ..common.whole_numbers import whole_number
+from ..enforce.guard import Runtime
 from ..errors import InputError, NonFiniteError, Place, TaskError
+from ..tasks.network import Network
 from .state import kept_random
-
-if TYPE_CHECKING:
-    from ..enforce.guard import Runtime
-    from ..net import EideticNet
 
 #: How many batches suffice: a thousand samples of 32 in a batch give a mean to 3 % of its spread.
 BATCHES = 32
@@ -37,41 +35,8 @@ _COUNTER = "num_batches_tracked"
 
 
 @torch.inference_mode(mode=False)
-def refresh_statistics(net: EideticNet, loader: Iterable[Any], *, batches: int = BATCHES) -> None:
-    """Estimate the running statistics of batch norms anew, for the weights as they are now.
-
-    For a loop of one's own: before accuracy is measured in eval mode, and before ``finish_task``.
-    :meth:`train_task` does it by itself. Channels of finished tasks keep their statistics bit for
-    bit; parameters, gradients, modes and random generators stay as they are. Norms run in train
-    mode, everything else (dropout) in eval mode, for the statistics are for use in eval mode. A
-    network without running statistics reads no batch.
-
-    Args:
-        loader: batches of training data: (inputs, targets), or inputs alone; inputs are a tensor,
-            a tuple or a dict.
-        batches: how many of them are read at most: the first ones, or of a list some that are
-            spread evenly.
-
-    With several processes all of them call it, each reads its part, and all get the average.
-
-    Example:
-        >>> import torch, autoeidetic
-        >>> from torch import nn
-        >>> model = nn.Sequential(
-        ...     nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)
-        ... )
-        >>> x = torch.randn(64, 4)
-        >>> net = autoeidetic.convert(model, x)
-        >>> net.prepare_for_task(0, num_classes=2)  # train it, prune it, and then:
-        >>> net.prune(0.5)
-        >>> net.refresh_statistics([(x, None)])
-        >>> net.finish_task()
-
-    Raises:
-        TaskError: no task is open.
-        InputError: the loader gives no batches, or none of this kind.
-        NonFiniteError: statistics would be infinite or NaN; they stay as they were.
-    """
+def refresh_statistics(net: Network, loader: Iterable[Any], *, batches: int = BATCHES) -> None:
+    """The estimate behind :meth:`autoeidetic.EideticNet.refresh_statistics`."""
     if net.open_task is None:
         raise TaskError(
             "refresh_statistics() was called without an open task",
@@ -119,7 +84,7 @@ class _Norm:
 
 
 def estimate(
-    net: EideticNet, loader: Iterable[Any], forward: Callable[[Any], Any], batches: int = BATCHES
+    net: Network, loader: Iterable[Any], forward: Callable[[Any], Any], batches: int = BATCHES
 ) -> None:
     """Average the statistics of free channels over some batches; ``forward`` runs the network.
 
@@ -129,7 +94,7 @@ def estimate(
     if not norms:
         return
     with torch.no_grad(), _put_back_on_failure(net, norms):
-        with kept_random(loader), _modes(net, norms), _counting(norms, net._runtime), _eager():
+        with kept_random(loader), _modes(net, norms), _counting(norms, net.runtime), _eager():
             read = 0
             for batch in _some(loader, batches):
                 forward(batch)
@@ -141,7 +106,7 @@ def estimate(
     net.pins.impose()
 
 
-def _lagging(net: EideticNet) -> list[_Norm]:
+def _lagging(net: Network) -> list[_Norm]:
     """The norms whose statistics follow the weights: none without free channels.
 
     A norm that its model keeps in eval mode while it trains, or whose momentum is zero, has the
@@ -167,14 +132,14 @@ def _lagging(net: EideticNet) -> list[_Norm]:
         return [norm for norm in found.values() if norm.module.training]
 
 
-def _is_running(net: EideticNet, name: str) -> bool:
+def _is_running(net: Network, name: str) -> bool:
     """Statistics that a norm of somebody's own updates and computes with (timm's EvoNorm)."""
     path, _, leaf = name.rpartition(".")
     return leaf.startswith("running_") and "momentum" in vars(net.backbone.get_submodule(path))
 
 
 @contextmanager
-def _mode(net: EideticNet, *, training: bool) -> Iterator[None]:
+def _mode(net: Network, *, training: bool) -> Iterator[None]:
     """The network in a mode, unless it is in it; afterwards every module is in its own again."""
     modes = {module: module.training for module in net.modules()}
     try:
@@ -189,7 +154,7 @@ def _mode(net: EideticNet, *, training: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _modes(net: EideticNet, norms: list[_Norm]) -> Iterator[None]:
+def _modes(net: Network, norms: list[_Norm]) -> Iterator[None]:
     """Norms in train mode, everything else in eval mode."""
     with _mode(net, training=False):
         for norm in norms:
@@ -231,7 +196,7 @@ def _counting(norms: list[_Norm], runtime: Runtime) -> Iterator[None]:
 
 
 @contextmanager
-def _put_back_on_failure(net: EideticNet, norms: list[_Norm]) -> Iterator[None]:
+def _put_back_on_failure(net: Network, norms: list[_Norm]) -> Iterator[None]:
     tensors = [tensor for norm in norms for tensor, _ in norm.tensors.values()]
     counters = [norm.module._buffers.get(_COUNTER) for norm in norms]
     tensors += [counter for counter in counters if counter is not None]

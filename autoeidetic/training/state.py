@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +14,7 @@ from torch import Tensor
 
 from ..common import distributed
 from ..errors import CheckpointError
-
-if TYPE_CHECKING:
-    from ..net import EideticNet
+from ..tasks.network import Network
 
 _OTHER = "start the run with another checkpoint directory, or go on with the network it is of"
 
@@ -24,7 +22,7 @@ _OTHER = "start the run with another checkpoint directory, or go on with the net
 # -- the network ---------------------------------------------------------------------------------
 
 
-def of_network(net: EideticNet) -> dict[str, Any]:
+def of_network(net: Network) -> dict[str, Any]:
     """What the open task may change."""
     return {
         "task": net.tasks[-1].index,
@@ -36,17 +34,17 @@ def of_network(net: EideticNet) -> dict[str, Any]:
     }
 
 
-def _values(net: EideticNet) -> dict[str, Tensor]:
+def _values(net: Network) -> dict[str, Tensor]:
     """Backbone and the head of the open task; finished heads cannot change."""
     own = f"heads.{net.open_task}."
     return {
         name: home[leaf]
-        for name, (home, leaf) in net._slots.items()
+        for name, (home, leaf) in net.slots.items()
         if name.startswith(("backbone.", own)) and not home.is_cache(leaf)
     }
 
 
-def check_network(net: EideticNet, state: Mapping[str, Any]) -> None:
+def check_network(net: Network, state: Mapping[str, Any]) -> None:
     """Is a state one of this network, in this task, after the same earlier tasks?
 
     Raises:
@@ -73,13 +71,13 @@ def check_network(net: EideticNet, state: Mapping[str, Any]) -> None:
 
 
 @torch.no_grad()
-def to_network(net: EideticNet, state: Mapping[str, Any]) -> None:
+def to_network(net: Network, state: Mapping[str, Any]) -> None:
     """Put back what :func:`of_network` took."""
     for name, tensor in _values(net).items():
         tensor.detach().copy_(state["values"][name])
     net.owners = replace(net.owners, pruned=state["pruned"].numpy().copy())
-    net._tasks[-1] = replace(net._tasks[-1], seed=state["seed"])
-    net._settle(freeze=False)
+    net.update_task(-1, seed=state["seed"])
+    net.settle(freeze=False)
 
 
 # -- random numbers ------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ import autoeidetic
 from autoeidetic.calls import calls
 from autoeidetic.errors import EnforcementError
 from autoeidetic.net import EideticNet
+from autoeidetic.tasks import network, new_calls
 
 
 def body(width: int = 8) -> nn.Module:
@@ -574,6 +575,6 @@ def test_a_known_call_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing but a dictionary is asked; benchmarks/speed.py eval has the time."""
     net = shown(PositionTable(), r(2, 5, 6)).eval()
     call(net, r(3, 7, 6), task=0)
-    for name in ("_met_first", "_protection"):
-        monkeypatch.setattr(net, name, None)
+    monkeypatch.setattr(new_calls, "_first_met", None)
+    monkeypatch.setattr(network, "protection", None)
     call(net, r(3, 7, 6), task=0)

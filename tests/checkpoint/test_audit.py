@@ -883,7 +883,7 @@ def build_router(net: EideticNet) -> None:
 
 @pytest.fixture
 def replaced(tmp_path: Path) -> Path:
-    """Task 1 is a second go at task 0, and may answer in its place; there is a router."""
+    """Task 1 revisits task 0, and may answer in its place; there is a router."""
     net, x = learned(1), torch.randn(4, 3)
     net.prepare_for_task(1, revisit=0, name="again")
     lives.train(net, x, [lives.adamw(net)])

@@ -74,7 +74,7 @@ def everything(net: EideticNet, inputs: Any) -> dict[str, Any]:
     found["modes"] = [(name, module.training) for name, module in net.named_modules()]
     found["tasks"], found["open"] = net.tasks, net.open_task
     found["owners"], found["pruned"] = net.owners.task.tolist(), net.owners.pruned.tolist()
-    found["spreads"] = net._spreads
+    found["spreads"] = net.spreads
     found["options"] = (net.owners.forward_transfer, net.keep_head, net.recycle)
     if net.tasks:
         found["capacity"] = net.capacity().to_dict()

@@ -34,7 +34,7 @@ def unrestricted(net: EideticNet, inputs: Any) -> dict[str, Tensor]:
     """As for a caller who wants the gradient of the inputs; these may be integers."""
 
     def lift(*_: Any) -> None:
-        net._runtime.restrict = False
+        net.runtime.restrict = False
 
     hook = net.backbone.register_forward_pre_hook(lift)
     try:

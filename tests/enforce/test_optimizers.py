@@ -218,7 +218,7 @@ def test_spots_are_frozen_elements(net: EideticNet) -> None:
         assert all(bool(spot) for spot in pin.frozen.some(here)), pin.name
         assert pin.frozen.some(here)
     answer(net.eval())
-    net.free.renew(net._spreads)
+    net.free.renew(net.spreads)
     assert not net.pins._spots.moved()
 
 

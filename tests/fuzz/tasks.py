@@ -43,7 +43,7 @@ def revisit(life: Life, task: int) -> None:
 
 @action(1, task=MANY, by=[*MANY, None])
 def replace(life: Life, task: int, by: int | None) -> None:
-    """A second go answers for a task; of those there are, if there are some."""
+    """A revisit answers for a task; of those there are, if there are some."""
     count = len(life.net.tasks) or 1
     seconds = [each for each in life.net.tasks if each.revisits is not None and each.finished]
     if seconds and by is not None:

@@ -15,15 +15,14 @@ from enforce import test_safeguards as removed
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from autoeidetic import EideticNet
 from autoeidetic.enforce import spot_checks
 from autoeidetic.enforce.frozen_values import Store
 from autoeidetic.enforce.pass_lock import PassLock
 from autoeidetic.enforce.pins import Pins
 from autoeidetic.enforce.treatments import ComputedWeight, LevelNorms
 from autoeidetic.proof import recheck
-from autoeidetic.tasks import network
-from autoeidetic.tasks.network import Answering
+from autoeidetic.tasks import answer, divergence, network, new_calls
+from autoeidetic.tasks.network import Network
 
 from .life import NOT_YET, Report, live
 from .script import draw
@@ -83,13 +82,13 @@ def _(patch: Patch) -> None:
 @safeguard("values that are not finite")
 def _(patch: Patch) -> None:
     """Diverged free values are not set to zero for finished tasks."""
-    patch.setattr(Answering, "_diverged", _no)
-    patch.setattr(Answering, "_suspect", _no)
+    patch.setattr(divergence, "diverged", _no)
+    patch.setattr(divergence, "suspect", _no)
 
 
 @safeguard("finite when finished")
 def _(patch: Patch) -> None:
-    patch.setattr(EideticNet, "_check_finite", _nothing)
+    patch.setattr(Network, "check_finite", _nothing)
 
 
 @safeguard("exchanged modules")
@@ -100,32 +99,32 @@ def _(patch: Patch) -> None:
 @safeguard("calls are analysed")
 def _(patch: Patch) -> None:
     """A call is answered as if it were the first example."""
-    patch.setattr(Answering, "_meet", _nothing)
-    patch.setattr(Answering, "_watched_pass", Answering._pass)
+    patch.setattr(new_calls, "meet", _nothing)
+    patch.setattr(answer, "watched_pass", answer.plain_pass)
     _unchecked_outputs(patch)
 
 
 def _unchecked_outputs(patch: Patch) -> None:
-    part = Answering._part
+    part = answer.part_of_task
 
-    def as_it_is(self: Answering, output: Any, position: int, asked: Any) -> Any:
-        if len(pytree.tree_leaves(output)) != len(self._call.blueprint.outputs):
+    def as_it_is(net: Network, output: Any, position: int, asked: Any) -> Any:
+        if len(pytree.tree_leaves(output)) != len(net.call.blueprint.outputs):
             return output
-        return part(self, output, position, asked)
+        return part(net, output, position, asked)
 
-    patch.setattr(Answering, "_part", as_it_is)
+    patch.setattr(answer, "part_of_task", as_it_is)
 
 
 @safeguard("paths of data are watched")
 def _(patch: Patch) -> None:
-    patch.setattr(Answering, "_watched_pass", Answering._pass)
+    patch.setattr(answer, "watched_pass", answer.plain_pass)
 
 
 @safeguard("earlier tasks are asked before one is finished")
 def _(patch: Patch) -> None:
     """And an answer that is not finite is not looked into, for that heals it."""
     patch.setattr(recheck, "finished", _nothing)
-    patch.setattr(Answering, "_suspect", _no)
+    patch.setattr(divergence, "suspect", _no)
 
 
 @safeguard("the store is out of reach")
@@ -165,10 +164,10 @@ def _(patch: Patch) -> None:
     """What is interrupted stays half done."""
 
     @contextmanager
-    def as_it_comes(self: Answering) -> Iterator[None]:
+    def as_it_comes(self: Network) -> Iterator[None]:
         yield
 
-    patch.setattr(Answering, "_whole", as_it_comes)
+    patch.setattr(Network, "whole", as_it_comes)
 
 
 @safeguard("states of other networks")

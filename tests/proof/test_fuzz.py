@@ -304,7 +304,7 @@ def test_settings_must_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     def leave(self: Any) -> None:
         torch.backends.mha.set_fastpath_enabled(False)
 
-    monkeypatch.setattr(network.Answering, "_follow", leave)
+    monkeypatch.setattr(network.Network, "follow", leave)
     report = live(two_tasks())
     assert report.finding is not None
     assert report.finding.kind == "globals"

@@ -133,7 +133,7 @@ def sealed(net: EideticNet, **changes: object) -> None:
     """Another reference in the seal of task 0."""
     task = net.tasks[0]
     then = replace(task.seal.reference, **changes)
-    net._tasks[0] = replace(task, seal=replace(task.seal, reference=then))
+    net.update_task(0, seal=replace(task.seal, reference=then))
 
 
 def test_other_answers_than_sealed(life: lives.Life) -> None:
@@ -171,7 +171,7 @@ def test_a_change_of_type_is_told(life: lives.Life) -> None:
 
 
 def test_without_a_seal(life: lives.Life) -> None:
-    life.net._tasks[0] = replace(life.net.tasks[0], seal=None)
+    life.net.update_task(0, seal=None)
     report = life.net.verify(X)
     assert report.ok
     assert "net.seal() takes one" in str(report)

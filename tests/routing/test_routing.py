@@ -947,7 +947,7 @@ def fails(
         net.train_router(*args, **options)
     assert remedy in caught.value.remedy
     assert net.router is router
-    assert net._runtime.features is None
+    assert net.runtime.features is None
 
 
 @pytest.mark.filterwarnings("ignore:the inputs hold infinite values or NaN")

@@ -293,7 +293,7 @@ def test_a_stray_batch_after_a_task_was_finished(recycle: str) -> None:
     with pytest.warns(DivergenceWarning):
         life.verify()
     life.prepare()
-    assert all(tensor.isfinite().all() for tensor in net._trained().values())
+    assert all(tensor.isfinite().all() for tensor in net.trained_tensors().values())
     life.train(lives.sgd(net))
     life.finish()
     life.verify()

@@ -619,10 +619,10 @@ def test_head_reads_only_what_its_task_may_see() -> None:
         assert not visible.all()
         with torch.no_grad():
             value = net.eval()(X, task=task)
-            net._runtime.features = {}
+            net.runtime.features = {}
             net(X, task=task)
-            seen = net._runtime.features.pop("head")
-            net._runtime.features = None
+            seen = net.runtime.features.pop("head")
+            net.runtime.features = None
         expected = F.linear(
             torch.where(visible, seen, torch.zeros_like(seen)),
             features,

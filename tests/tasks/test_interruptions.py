@@ -123,10 +123,10 @@ def test_an_interrupted_step_is_not_half_taken(life: lives.Life, name: str, tmp_
 def test_a_task_that_cannot_be_prepared_leaves_the_one_before_open(
     life: lives.Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(type(life.net), "_start", fail)
+    monkeypatch.setattr(type(life.net), "begin", fail)
     with pytest.raises(OSError, match="no space"):
         life.net.prepare_for_task(2, num_classes=5, on_full="reuse")
     assert life.net.open_task == 1
@@ -307,7 +307,7 @@ def test_numbers_of_other_libraries(tmp_path: Path) -> None:
     net.finish_task()
     net.prepare_for_task(torch.tensor(1), revisit=np.int64(0))  # type: ignore[arg-type]
     net.finish_task()
-    with pytest.raises(errors.TaskError, match="task '1' is not a finished second go"):
+    with pytest.raises(errors.TaskError, match="task '1' is not a finished revisit"):
         net.replace_task(0, by="1")  # type: ignore[arg-type]
     net.replace_task(np.int64(0), by=np.int64(1))  # type: ignore[arg-type]
     net.save(tmp_path / "net.safetensors")

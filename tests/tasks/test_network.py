@@ -538,7 +538,7 @@ def test_checkpointed_module_that_is_called_twice() -> None:
     model, x = ZOO["norm_called_twice"]()
     life = lives.Life(model, x).first_task()
     life.prepare()
-    inner = next(g.path for g in life.net._guards.values() if g.counter and g.counter.calls > 1)
+    inner = next(g.path for g in life.net.guards.values() if g.counter and g.counter.calls > 1)
     module = life.net.backbone.get_submodule(inner)
     forward = module.forward
     module.forward = lambda *args: checkpoint(forward, *args, use_reentrant=False)

@@ -1,4 +1,4 @@
-"""Backward transfer: a second go at an earlier task, with what was learned since."""
+"""Backward transfer: revisiting an earlier task, with what was learned since."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_disjoint_tasks_cannot_be_revisited() -> None:
 
 
 def test_recorded_as_another_answer(tmp_path: Path) -> None:
-    """A task that a second go answers for has not moved, and the router is still measured."""
+    """A task that a revisit answers for has not moved, and the router is still measured."""
     net = two_tasks("mlp").net
     loaders = [[(X, torch.zeros(len(X), dtype=torch.int64))]] * 3
     record = autoeidetic.Run(tmp_path, draw=False, tensorboard=False)
@@ -122,11 +122,9 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
 
 
 def test_edited_file(tmp_path: Path) -> None:
-    """A task cannot be answered by one that is no second go at it."""
+    """A task cannot be answered by one that does not revisit it."""
     life = two_tasks("mlp")
-    life.net._tasks[0] = life.net._tasks[0].__class__(
-        **{**life.net._tasks[0].__dict__, "answered_by": 1}
-    )
+    life.net.update_task(0, answered_by=1)
     life.net.save(tmp_path / "net")
     with pytest.raises(CheckpointError, match="does not follow from the ones before"):
         autoeidetic.load(tmp_path / "net", model=small())
@@ -138,11 +136,13 @@ def test_wrong_calls() -> None:
     with lives.unchanged(net):
         with pytest.raises(TaskError, match="there are tasks 0 to 1"):
             net.prepare_for_task(2, revisit=5)
-        with pytest.raises(InputError, match="num_classes=7 does not apply to a second go"):
+        with pytest.raises(
+            InputError, match="num_classes=7 does not apply when task 0 is revisited"
+        ):
             net.prepare_for_task(2, num_classes=7, revisit=0)
         for by in (1, 7, -1):
-            with pytest.raises(TaskError, match="is not a finished second go at task 0"):
+            with pytest.raises(TaskError, match="is not a finished revisit of task 0"):
                 net.replace_task(0, by=by)
     net.prepare_for_task(2, revisit=0)
-    with pytest.raises(TaskError, match="is not a finished second go"):
+    with pytest.raises(TaskError, match="is not a finished revisit"):
         net.replace_task(0, by=2)

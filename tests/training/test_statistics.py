@@ -219,7 +219,7 @@ def test_in_a_module_that_is_run_level_by_level() -> None:
             net.prune(0.5)
             net.finish_task()
             said = lives.answers(net, x, 0)
-    assert any(guard.whole is not None for guard in net._guards.values())
+    assert any(guard.whole is not None for guard in net.guards.values())
     net.refresh_statistics([(part, None) for part in x.split(10)])
     norm: Any = net.backbone[1].norm  # type: ignore[index,union-attr]
     mean, _ = averages(list(x.split(10)), net.backbone[0], norm)  # type: ignore[index]

@@ -21,11 +21,11 @@ from ...errors import InputError
 from ...propagate.values import core, varies
 
 if TYPE_CHECKING:
-    from ...net import EideticNet
+    from ...tasks.network import Network
 
 Array = np.ndarray
 #: (network, batch) -> the loss on it.
-Loss = Callable[["EideticNet", Any], Tensor]
+Loss = Callable[["Network", Any], Tensor]
 Worth = dict[str, Tensor] | Array
 
 
@@ -41,7 +41,7 @@ class ScoreData:
 class Score:
     """A registered score; ``over_network`` is the part that a ranking over the network decides."""
 
-    function: Callable[[EideticNet, ScoreData | None], Worth]
+    function: Callable[[Network, ScoreData | None], Worth]
     over_network: float
 
 
@@ -98,7 +98,7 @@ def named(name: str) -> Score:
     return _SCORES[name]
 
 
-def unit_scores(net: EideticNet, by: str, data: ScoreData | None) -> Array:
+def unit_scores(net: Network, by: str, data: ScoreData | None) -> Array:
     """The score of every unit, over all its members; the same in all processes.
 
     Raises:
@@ -113,7 +113,7 @@ def unit_scores(net: EideticNet, by: str, data: ScoreData | None) -> Array:
     return result
 
 
-def _by_unit(net: EideticNet, worth: Worth) -> Array:
+def _by_unit(net: Network, worth: Worth) -> Array:
     plan = net.blueprint.plan
     if isinstance(worth, np.ndarray):
         return worth
@@ -137,30 +137,30 @@ def _add(total: Array, owner: Tensor, worth: Tensor) -> None:
 # -- the scores ----------------------------------------------------------------------------------
 
 
-def _parameters(net: EideticNet) -> dict[str, Tensor]:
+def _parameters(net: Network) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in net.backbone.named_parameters()}
 
 
 @score("l1")
-def l1(net: EideticNet, data: Any) -> Worth:
+def l1(net: Network, data: Any) -> Worth:
     """Sum of absolute values."""
     return {name: p.abs() for name, p in _parameters(net).items()}
 
 
 @score("l2")
-def l2(net: EideticNet, data: Any) -> Worth:
+def l2(net: Network, data: Any) -> Worth:
     """Sum of squares."""
     return {name: p.square() for name, p in _parameters(net).items()}
 
 
 @score("random")
-def random(net: EideticNet, data: Any) -> Worth:
+def random(net: Network, data: Any) -> Worth:
     """A random order, from torch's generator."""
     return torch.rand(net.blueprint.plan.units + 1, dtype=torch.float64).numpy()
 
 
 @score("taylor", over_network=1.0)
-def taylor(net: EideticNet, data: ScoreData | None) -> Worth:
+def taylor(net: Network, data: ScoreData | None) -> Worth:
     """First-order Taylor expansion of the loss (Molchanov et al.), ranked over the network.
 
     How much the loss would change, to first order, if the unit were gone: the sum of gradient
@@ -190,7 +190,7 @@ def taylor(net: EideticNet, data: ScoreData | None) -> Worth:
 
 
 @score("hybrid", over_network=0.75)
-def hybrid(net: EideticNet, data: ScoreData | None) -> Worth:
+def hybrid(net: Network, data: ScoreData | None) -> Worth:
     """Taylor and magnitude together, three quarters of it ranked over the network.
 
     The geometric mean of two lengths: the change of the loss without the unit (the root of its
@@ -205,7 +205,7 @@ def hybrid(net: EideticNet, data: ScoreData | None) -> Worth:
 
 
 @contextmanager
-def _own_gradients(net: EideticNet) -> Iterator[None]:
+def _own_gradients(net: Network) -> Iterator[None]:
     """Gradients that the caller does not see, in eval mode."""
     kept = {name: p.grad for name, p in net.named_parameters()}
     training = net.training

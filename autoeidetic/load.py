@@ -1,0 +1,83 @@
+"""``load`` and ``audit``: a saved network, opened or examined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from . import checkpoint
+from .checkpoint import Audit
+from .convert import convert
+from .net import EideticNet
+
+
+def load(path: Any, model: nn.Module | None = None) -> EideticNet:
+    """Open a network that was saved, on the CPU and in the precision it had.
+
+    From here on it does what the saved one would have done, bit for bit. No code in the file is
+    run. Only the start of a task that was open is forgotten, if no seed gives it again: then
+    ``rollback()`` raises.
+
+    Args:
+        path: a file that ``net.save`` wrote.
+        model: a new model built as the saved one was, with any values, on any device (``meta``
+            too). It is copied without its values and stays as it is. May be left out for
+            models that timm or torchvision build by name.
+
+    Example:
+        >>> import tempfile, torch, autoeidetic
+        >>> from torch import nn
+        >>> def build():
+        ...     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> net = autoeidetic.convert(build(), torch.randn(2, 4))
+        >>> net.prepare_for_task(0, num_classes=2); net.prune(0.5); net.finish_task()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     net.save(f"{folder}/net.safetensors")
+        ...     again = autoeidetic.load(f"{folder}/net.safetensors", model=build())
+        >>> x = torch.randn(5, 4)
+        >>> torch.equal(again(x, task=0), net(x, task=0))
+        True
+
+    Raises:
+        CheckpointError: the file is missing, damaged or something else; it does not tell how to
+            build the model; the model is not the one that was saved.
+    """
+    return checkpoint.load(path, model, convert)
+
+
+def audit(path: Any, model: nn.Module | None = None, *, digest: str | None = None) -> Audit:
+    """Compare the finished tasks in a file with what they were when they were finished.
+
+    Every task has a seal: a digest of each tensor's values that it froze, one of the units it
+    owns, what it answered to reference inputs, and its name, classes and options. All are looked
+    at, and the tasks and tensors that are not as sealed are named. Random numbers and the file stay
+    as they are.
+
+    Args:
+        path: a file that ``net.save`` wrote, and that somebody may have edited.
+        model: as for :func:`autoeidetic.load`.
+        digest: ``audit(path).digest`` of some time ago, noted down elsewhere: the seals of that
+            time must be there still, the same tasks must answer, and the router and all else that
+            decides about an answer must be the same. Tasks finished since then do not matter.
+
+    Example:
+        >>> import tempfile, torch, autoeidetic
+        >>> from torch import nn
+        >>> def build():
+        ...     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> net = autoeidetic.convert(build(), torch.randn(2, 4))
+        >>> net.prepare_for_task(0, num_classes=2); net.prune(0.5); net.finish_task()
+        >>> path = f"{tempfile.mkdtemp()}/net.safetensors"
+        >>> net.save(path)
+        >>> report = autoeidetic.audit(path, build())
+        >>> report.ok
+        True
+        >>> autoeidetic.audit(path, build(), digest=report.digest).ok
+        True
+
+    Raises:
+        CheckpointError: there is no such file, it is something else, or no model fits it.
+        InputError: what was noted down is no digest.
+    """
+    return checkpoint.audit(path, model, convert, digest=digest)
