@@ -1,7 +1,6 @@
-"""Recheck: finished tasks are asked again, on inputs that every machine can make.
+"""Recheck: ask finished tasks again, on reference inputs that every machine can make.
 
-Before a task is finished for good, with its units in place; and when somebody wants to verify a
-network.
+Done before a newly finished task is accepted, with its units in place, and by ``verify``.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _ROLLBACK = (
 
 
 def finished(net: Network) -> None:
-    """Has the newest task, which has just been frozen, left all earlier ones their answers?
+    """Check that the newest task, just frozen, has not changed an earlier task's answers.
 
     Raises:
         NonFiniteError: its units overflow, so that an earlier task or it itself answers NaN.
@@ -56,7 +55,7 @@ def _batch(net: Network, task: Task) -> int | None:
 
 
 def _as_sealed(net: Network, task: Task, answer: Any, digest: str) -> bool:
-    """Bit for bit; if not, that may still be another machine."""
+    """Is the answer the sealed one bit for bit? If not, the machine may be another one."""
     if task.seal is None or task.seal.reference is None:
         return False
     then = task.seal.reference

@@ -1,7 +1,8 @@
-"""Rehearse: the life of two tasks on a copy of the network, before anything is trained.
+"""Rehearse: live through two tasks on a copy of the network, before anything is trained.
 
-What the analysis cannot see (code that asks for the type of a module, state outside of parameters
-and buffers, weights that a model writes itself) shows here, and not when a task has been learned.
+Things that the analysis cannot see (code that asks for the type of a module, state outside of
+parameters and buffers, weights that a model writes itself) show here, before a task is learned and
+lost.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from ..tasks.task import Task
 from .verify import Record, compare, first_moved, outputs, record, scramble
 
 _PASSES = 4
-_SEEDS = range(3)  # the next one when the units that are kept answer all inputs alike
+_SEEDS = range(3)  # another seed is tried when the kept units answer all inputs alike
 
 
 def rehearse(net: Network) -> None:
-    """Go through two tasks on a copy; the network, its modes and random numbers stay untouched.
+    """Live through two tasks on a copy; the network, its modes and random numbers are untouched.
 
     Raises:
         EnforcementError: an answer of the first task changed after it was finished.
@@ -68,7 +69,7 @@ def rehearse(net: Network) -> None:
 
 
 def _copy(net: Network, bar: tqdm[NoReturn]) -> Network:
-    """One that tells of its passes."""
+    """A copy whose forward passes advance the bar."""
 
     def passed(*_: object) -> None:
         bar.update()
@@ -79,7 +80,10 @@ def _copy(net: Network, bar: tqdm[NoReturn]) -> Network:
 
 
 def _rehearse(copied: Callable[[], Network], example: CallInputs, seed: int) -> bool:
-    """Has it shown anything? Small networks may keep nothing but units that are always zero."""
+    """Rehearse one example; False when its answers cannot show a change.
+
+    The units that a small network keeps may be zero for every input.
+    """
     net = copied()
     inputs = _begin(net, example, seed)
     reference = _answer(net, inputs)
@@ -106,7 +110,7 @@ def _rehearse(copied: Callable[[], Network], example: CallInputs, seed: int) -> 
 
 
 def _begin(net: Network, example: CallInputs, seed: int) -> CallInputs:
-    """Up to the end of the first task's training; gives the inputs."""
+    """Take a network to the end of the first task's training; returns the inputs."""
     seed_generators(seed)
     inputs = _copied(example, lambda given: _numbers(given, net))
     net.eval()
@@ -128,9 +132,9 @@ def _first_output(
 
 
 def _culprit(net: Network, example: CallInputs, seed: int, until: str) -> tuple[str, str]:
-    """The module that moved first, and what there is to say about it.
+    """The first module that moved, and how.
 
-    Goes through the same life once more, and looks at every module and every frozen value.
+    Repeats the same life and compares every module's output and every frozen value.
     """
     inputs = _begin(net, example, seed)
     outputs, values = _look(net, inputs)
@@ -149,7 +153,7 @@ def _culprit(net: Network, example: CallInputs, seed: int, until: str) -> tuple[
 
 
 def _look(net: Network, inputs: CallInputs) -> tuple[Record, dict[str, Tensor]]:
-    """What every module returns for task 0, and copies of what the plan divides."""
+    """Every module's outputs for task 0, and copies of the tensors that the plan divides."""
     seed_generators(0)
     own = _copied(inputs, Tensor.clone)
     outputs = record(net, own.args, own.kwargs)
@@ -178,7 +182,7 @@ def _vary(tree: Any) -> bool:
 
 
 def _life(net: Network, inputs: CallInputs) -> Iterator[str]:
-    """From the end of a task to the end of the next one; says what has happened."""
+    """From the end of a task to the end of the next; yields what has happened since."""
     net.train()
     net.freeze()
     _open_task(net)
@@ -202,7 +206,7 @@ def _pass_in_training(net: Network, inputs: CallInputs) -> None:
 
 
 def _open_task(net: Network) -> None:
-    """As ``prepare_for_task`` does it, without what is needed to go back to the start."""
+    """Like ``prepare_for_task``, without what a rollback would need."""
     index = len(net.tasks)
     classes = {head.layer: head.size or 2 for head in net.blueprint.heads}
     task = Task(index, f"task {index}", classes, finished=False, seed=0)
@@ -210,13 +214,13 @@ def _open_task(net: Network) -> None:
 
 
 def _give_up_half(net: Network) -> None:
-    """As ``prune`` does it, any half."""
+    """Like ``prune``, with random scores."""
     scores = np.random.random(net.blueprint.plan.units + 1)
     net.give_up(choose(net.blueprint, net.owners, scores, 0.5))
 
 
 def _answer(net: Network, inputs: CallInputs) -> list[Tensor]:
-    """Task 0 in eval mode; where a model is random even then, with the same numbers each time."""
+    """Task 0 in eval mode, with the same seed each time: a model may be random even then."""
     seed_generators(0)
     own = _copied(inputs, Tensor.clone)  # a model may write into them
     return outputs(net, 0, own.args, own.kwargs)
@@ -227,7 +231,7 @@ def _copied(inputs: CallInputs, copy_of: Callable[[Tensor], Tensor]) -> CallInpu
 
 
 def _numbers(example: Tensor, net: Network) -> Tensor:
-    """Examples of which only the shape is known get random values."""
+    """Random values for an example that is only a shape."""
     if not example.is_meta:
         return example
     device = next(net.backbone.parameters()).device
@@ -236,7 +240,7 @@ def _numbers(example: Tensor, net: Network) -> Tensor:
 
 
 def _shake(net: Network) -> None:
-    """No ones, no zeros: they would hide what leaks. Weights that are random already stay."""
+    """Replace ones and zeros, which would hide leaks, by noise; random weights stay."""
     for name, tensor in net.trained_tensors().items():
         if not tensor.numel():
             continue

@@ -1,4 +1,4 @@
-"""Verify: the oracle that ships. Scramble all that is free; no bit of a finished task may move."""
+"""Verify: the oracle that ships. Scramble every free value, compare finished tasks bit by bit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Record = dict[str, list[Tensor]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What scrambling did to one task's outputs.
+    """The effect of scrambling on one task's outputs.
 
     ``nans`` of them are not a number although the inputs are finite. ``sealed``: is the task what
     it was when it was finished? None where that cannot be told; ``note`` says why.
@@ -148,7 +148,7 @@ def _nans(answer: list[Tensor]) -> int:
 
 
 def outputs(net: Network, task: int, args: Any, kwargs: Any) -> list[Tensor]:
-    """What a task answers, tensor by tensor."""
+    """The tensors of a task's answer."""
     output = net(*args, task=task, **kwargs)
     return [leaf.clone() for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
 

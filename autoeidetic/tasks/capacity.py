@@ -1,4 +1,4 @@
-"""Capacity: who owns how much of the network, and what later tasks build on."""
+"""Capacity: which task owns how much of the network, and what later tasks reuse."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ class Capacity:
 
     @property
     def used(self) -> float:
+        """The fraction that tasks own."""
         return 1.0 - self.free
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,13 +72,13 @@ class Capacity:
 
 
 def network_capacity(network: Network) -> Capacity:
-    """Who owns how much of a network."""
+    """How the units of a network are divided between its tasks."""
     parameters: dict[str, Tensor] = dict(network.backbone.named_parameters())
     return capacity(network.blueprint, network.owners, parameters)
 
 
 def capacity(blueprint: Blueprint, owners: Owners, parameters: dict[str, Tensor]) -> Capacity:
-    """Count."""
+    """Count elements and units by owner; ``parameters`` give the magnitudes of reuse."""
     count = owners.tasks
     state = task_of_unit(owners, count)
     elements = np.where(owners.outside, 0, blueprint.plan.elements)
@@ -130,7 +131,11 @@ def _layers(blueprint: Blueprint, state: np.ndarray, count: int) -> tuple[Share,
 def _reuse(
     blueprint: Blueprint, state: np.ndarray, count: int, parameters: dict[str, Tensor]
 ) -> tuple[tuple[float, ...], ...]:
-    """Magnitudes of weights by (task of the row, task of the column)."""
+    """Magnitudes of weights by (task of the row, task of the column).
+
+    ``total[t, s]`` sums ``|W[n, d]|`` over rows ``n`` of task ``t``, columns ``d`` of task ``s``;
+    one ``bincount`` over the pair numbers ``t * (count + 1) + s`` does it for a whole weight.
+    """
     total = torch.zeros(count + 1, count + 1, dtype=torch.float64)
     task = torch.from_numpy(state)
     task[0] = count  # the input belongs to nobody

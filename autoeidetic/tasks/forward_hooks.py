@@ -1,7 +1,7 @@
-"""Hooks: those that a model had when it was converted are part of it, later ones are not.
+"""Forward hooks: those present at conversion belong to the model, later ones do not.
 
-A call that is analysed in the middle of a life runs the model. Whoever hangs a hook on a module to
-watch it must not see that.
+A new call is analysed by running the model in the middle of its use. Hooks that a user has
+registered since, to watch activations, must not see that run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _numbers(module: nn.Module) -> Iterator[int]:
 
 @contextmanager
 def only(model: nn.Module, known: Mapping[str, frozenset[int]]) -> Iterator[None]:
-    """For as long as this lasts, a model has no other forward hooks than these."""
+    """Within this context a model has no other forward hooks than these."""
     aside: list[tuple[nn.Module, str, Any]] = []
     try:
         for path, module in model.named_modules():

@@ -1,4 +1,4 @@
-"""Free values: what no finished task owns in the backbone, to be read, replaced or renewed."""
+"""Free values: the values of the backbone that no finished task owns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FreeValues:
     slots: dict[str, Slot]
 
     def elements(self, name: str) -> Tensor | None:
-        """Which elements of a tensor are free (sizes 1 kept); None: it is not ours to change."""
+        """Which elements of a tensor are free (sizes 1 kept); None: the tensor is never changed."""
         plan = self.blueprint.plan
         if name in plan.parameters:
             entry = plan.parameters[name]
@@ -39,7 +39,7 @@ class FreeValues:
             return ~self.owners.owned(entry.units)
         if name in plan.buffers:
             return ~self.owners.owned(plan.buffers[name])
-        if name.endswith("num_batches_tracked"):  # counts for channels that start anew
+        if name.endswith("num_batches_tracked"):  # it counts for channels that start again
             return torch.ones((), dtype=torch.bool)
         return None
 
@@ -62,12 +62,12 @@ class FreeValues:
             tensor.copy_(torch.where(free.to(tensor.device), values.to(tensor), tensor))
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Replace the free elements of several."""
+        """Replace the free elements of several tensors."""
         for name, values in state.items():
             self.write(name, values)
 
     def renew(self, spreads: Mapping[str, tuple[float, float]]) -> None:
-        """Fresh values, each module's own initialisation."""
+        """Draw fresh values, from each module's own initialisation if it has one."""
         for path, module in self.backbone.named_modules():
             prefix = f"{path}." if path else ""
             names = [prefix + name for name in (*module._parameters, *module._buffers)]
@@ -78,7 +78,7 @@ class FreeValues:
                 self.write(prefix + name, values)
 
     def mend(self, spreads: Mapping[str, tuple[float, float]]) -> None:
-        """Fresh values for those that are infinite or NaN, which nothing could learn from."""
+        """Draw fresh values for those that are infinite or NaN: nothing could learn from them."""
         kept = {name: t.detach().clone() for name, t in self.tensors().items()}
         if all(bool(values.isfinite().all()) for values in kept.values()):
             return
@@ -89,9 +89,10 @@ class FreeValues:
 
     @contextmanager
     def set_to_zero(self) -> Iterator[None]:
-        """For as long as this lasts, nothing free has a value.
+        """Within this context every free value is zero.
 
-        What weights are computed from is one instead: a weight norm divides by its length.
+        Parameters that a weight is computed from are one instead: a weight norm divides by the
+        length of its rows, and ``0 / 0`` is NaN.
         """
         entries = self.blueprint.plan.parameters
         divides = {name for name, e in entries.items() if any(r.transformed for r in e.reads)}

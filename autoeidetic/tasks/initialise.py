@@ -1,8 +1,8 @@
-"""Initialise: fresh values for free units, each module's own initialisation first.
+"""Initialise: fresh values for free units, from each module's own initialisation if it has one.
 
-A module with ``reset_parameters`` is asked for new values on a stand-in of the same class; any
-other parameter (a position embedding, a layer scale) is drawn from a normal distribution with the
-mean and the spread it had when the model was converted. Only free elements are replaced.
+A module with ``reset_parameters`` draws new values on a stand-in of the same class. Any other
+parameter (a position embedding, a layer scale) is drawn from a normal distribution with the mean
+and the standard deviation it had when the model was converted. Only free elements are replaced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 from ..enforce.guard import original_class
 
 _RESETS = ("reset_parameters", "_reset_parameters")
-#: As many as torch takes for a new spectral norm.
+#: Power iterations that torch runs for a new spectral norm.
 _ITERATIONS = 15
 
 
@@ -38,14 +38,17 @@ def spreads(model: nn.Module) -> dict[str, tuple[float, float]]:
 
 @torch.no_grad()
 def reset(module: nn.Module, spread: float) -> None:
-    """Initialise a whole module in place."""
+    """Initialise a whole module in place.
+
+    Version counters tell which parameters ``reset_parameters`` has written; the others are drawn.
+    """
     for part in module.modules():
         before = {p: p._version for p in part._parameters.values() if p is not None}
         method = None if parametrize.is_parametrized(part) else _reset_method(part)
         if method is not None:
             method()
         for parameter, version in before.items():
-            if parameter._version == version:  # not written to
+            if parameter._version == version:
                 parameter.normal_(std=spread or 0.02)
     for part in module.modules():
         if parametrize.is_parametrized(part):
@@ -67,12 +70,12 @@ def _reset_parametrized(module: nn.Module) -> None:
         return
     method()
     for name, value in values.items():
-        with suppress(NotImplementedError):  # it cannot be assigned to: it stays random
+        with suppress(NotImplementedError):  # no right_inverse: the random values stay
             setattr(module, name, value.detach())
 
 
 def _settle_computed_weights(module: nn.Module) -> None:
-    """Let what is iterated in each training pass, a spectral norm's vectors, fit the weights."""
+    """Iterate what training passes would: the vectors of a spectral norm must fit the weights."""
     for _ in range(_ITERATIONS):
         for part in module.modules():
             if parametrize.is_parametrized(part):
@@ -110,7 +113,7 @@ def _present(tensors: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _stand_in(module: nn.Module) -> nn.Module:
-    """A module of the same class with tensors of its own, and so are its children's."""
+    """A module of the same class whose tensors, and those of its children, are copies."""
     stand_in: nn.Module = nn.Module.__new__(original_class(module))
     stand_in.__dict__ = dict(module.__dict__)
     stand_in.__dict__.pop("_guard", None)

@@ -32,16 +32,16 @@ from .task import Output, Reference
 if TYPE_CHECKING:
     from .network import Network
 
-#: Integers may be indices, which decide what a model does; larger ones hardly are.
+#: Small integer inputs may be indices that decide what a model does: they are kept by value.
 _BYTES_BY_VALUE = 2**16
-#: Of a large output, so many values tell by how much it differs; the digest is over all.
+#: Values of a large output that are kept, to tell by how much it differs; the digest covers all.
 _SAMPLE = 256
 
 
 def refer(net: Network, task: int) -> Reference | str:
-    """Ask a task; the reason in words when it cannot answer. Nothing in the network changes.
+    """A task's answer to reference inputs, or the reason why there is none. Changes nothing.
 
-    A few rows of the inputs do, unless the model insists on the batch of its example.
+    A few rows are enough, unless the model only takes the batch size of its example.
     """
     why_not = ""
     few = few_rows(net)
@@ -54,7 +54,7 @@ def refer(net: Network, task: int) -> Reference | str:
 
 
 def ask(net: Network, task: int, batch: int | None) -> Reference:
-    """What a task answers by itself, not a second go at it in its place."""
+    """The answer of the task itself, not of a revisit that answers in its place."""
     with asking(net, batch) as (args, kwargs, asked):
         return recorded(net, net.answer(task, args, kwargs), batch, asked)
 

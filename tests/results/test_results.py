@@ -28,7 +28,6 @@ import autoeidetic
 from autoeidetic import InputError, Run, TaskError, evaluate
 from autoeidetic.common import distributed, files
 from autoeidetic.common.digests import Hasher
-from autoeidetic.net import Task
 from autoeidetic.results import (
     AccuracyMatrix,
     Bitwise,
@@ -40,6 +39,7 @@ from autoeidetic.results import (
 )
 from autoeidetic.results.metric import judge
 from autoeidetic.tasks.capacity import Capacity, Share
+from autoeidetic.tasks.task import Task
 
 NAN = math.nan
 

@@ -136,9 +136,7 @@ def test_wrong_calls() -> None:
     with lives.unchanged(net):
         with pytest.raises(TaskError, match="there are tasks 0 to 1"):
             net.prepare_for_task(2, revisit=5)
-        with pytest.raises(
-            InputError, match="num_classes=7 does not apply when task 0 is revisited"
-        ):
+        with pytest.raises(InputError, match="does not apply when task 0 is revisited"):
             net.prepare_for_task(2, num_classes=7, revisit=0)
         for by in (1, 7, -1):
             with pytest.raises(TaskError, match="is not a finished revisit of task 0"):

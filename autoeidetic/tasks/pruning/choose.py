@@ -1,4 +1,4 @@
-"""Prune: choose the units that the open task gives up."""
+"""Choose: which units the open task gives up, given their scores."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class _Round:
         return quotas
 
     def _shared_out(self, over_network: float) -> dict[str, int]:
-        """The same share of each group, and what the ranking adds."""
+        """The same share of each group, plus the units that the ranking adds."""
         groups, prunable, worth = self.blueprint.groups, self.prunable, self.worth
         fixed = (1 - over_network) * self.fraction
         quotas = {group.name: self._left(group.units, fixed) for group in groups}
@@ -130,7 +130,7 @@ class _Round:
         }
 
     def _left(self, units: Sequence[int], fraction: float) -> int:
-        """How many more of these make up the fraction."""
+        """How many more of these units make up the fraction."""
         which = list(units)
         before = int(self.owners.pruned[which].sum()) if self.since_start else 0
         return max(math.floor(fraction * int(self.inside[which].sum()) + 0.5) - before, 0)
@@ -179,7 +179,7 @@ def _required_first(blueprint: Blueprint) -> list[Group]:
 
 
 def _dependents(requires: Array, chosen: Array) -> Array:
-    """With every unit what requires it."""
+    """The chosen units and every unit that requires one of them."""
     if not len(requires):
         return chosen
     source, needed = requires.T

@@ -1,4 +1,4 @@
-"""Computed weights: hidden elements of a parameter that a weight is computed from."""
+"""Computed weights: values for hidden elements of a parameter that a weight is computed from."""
 
 from __future__ import annotations
 
