@@ -64,7 +64,7 @@ def measure(name: str) -> Record:
 
     from autoeidetic.commands.images.model_names import inspect_model
     from autoeidetic.draw import describe, save
-    from autoeidetic.draw.picture.fold import fold
+    from autoeidetic.draw.picture.folding import fold
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

@@ -25,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from autoeidetic.commands.benchmark.families import smallest
-from autoeidetic.commands.benchmark.peers import WARM_UP, compare
+from autoeidetic.commands.benchmark.other_tools import WARM_UP, compare
 from autoeidetic.commands.benchmark.runner import (
     Record,
     forget,

@@ -12,7 +12,7 @@ from torch import fx
 from ..capture.graph import Capture, operator_name
 from ..report.dependencies import Dependencies
 from .boxes import Box, Boxes, find_boxes
-from .elements import Drawing, DrawnGroup, Edge, Module, Node, Part, Summary
+from .elements import Drawing, DrawnGroup, Edge, GroupRole, Module, Node, Summary
 from .groups import draw_groups
 from .layers import Layers
 from .meaning import Meaning
@@ -77,7 +77,7 @@ def _describe(found: Boxes, meaning: Meaning | None, title: str) -> Drawing:
     arrows = [(int(e.source[1:]), int(e.target[1:]), e.kind) for e in edges]
     modules, home = list_modules(found, layers, arrows)
     groups: tuple[DrawnGroup, ...] = ()
-    parts: dict[int, tuple[Part, ...]] = {}
+    parts: dict[int, tuple[GroupRole, ...]] = {}
     if meaning is not None:
         groups, parts = draw_groups(meaning, found, layers, edges)
     nodes = _nodes(found, layers, meaning, home, groups, parts)
@@ -151,7 +151,7 @@ def _nodes(
     meaning: Meaning | None,
     home: dict[int, Module],
     groups: Sequence[DrawnGroup],
-    parts: dict[int, tuple[Part, ...]],
+    parts: dict[int, tuple[GroupRole, ...]],
 ) -> tuple[Node, ...]:
     locked = {group.id: group.locked for group in groups}
     heads = set() if meaning is None else {head.layer for head in meaning.deps.heads}

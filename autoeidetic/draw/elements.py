@@ -40,7 +40,7 @@ class Module:
 
 
 @dataclass(frozen=True)
-class Part:
+class GroupRole:
     """What a node does in a group."""
 
     group: str
@@ -66,7 +66,7 @@ class Node:
     parameter_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     units: int = 0
     line: str = ""
-    groups: tuple[Part, ...] = ()
+    groups: tuple[GroupRole, ...] = ()
     carries: tuple[str, ...] = ()
     locked: str = ""
     nested: bool = False

@@ -19,7 +19,7 @@ import timm
 import torchvision
 
 from autoeidetic import commands
-from autoeidetic.commands.benchmark import command, measure, peers, runner
+from autoeidetic.commands.benchmark import command, measure, other_tools, runner
 from autoeidetic.commands.benchmark.records import verified
 from autoeidetic.commands.benchmark.result_table import to_csv, to_markdown
 from autoeidetic.commands.benchmark.runner import Record, run_all
@@ -226,8 +226,8 @@ def test_hostile_names_stay_text() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_analysis_is_faster_than_export(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "ROUNDS", 2)
-    record = peers.compare("test_vit")
+    monkeypatch.setattr(other_tools, "ROUNDS", 2)
+    record = other_tools.compare("test_vit")
     assert not record["errors"]
     assert record["seconds"]["analyze"] < MARGIN * record["seconds"]["export"]
 
@@ -235,7 +235,7 @@ def test_the_analysis_is_faster_than_export(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.filterwarnings("ignore")
 def test_torch_pruning_halves_a_resnet() -> None:
     pytest.importorskip("torch_pruning")
-    record = peers.halve("test_resnet")
+    record = other_tools.halve("test_resnet")
     assert record["stage"] == "done"
     assert 0.2 < record["left"] < 0.5
 

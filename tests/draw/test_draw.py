@@ -23,7 +23,7 @@ import autoeidetic
 from autoeidetic.commands import main
 from autoeidetic.draw import FORMATS, Drawing, describe, render, save, visualize
 from autoeidetic.draw.elements import FREE, INPUT
-from autoeidetic.draw.picture.fold import fold
+from autoeidetic.draw.picture.folding import fold
 from autoeidetic.errors import InputError, MissingPackageError
 from autoeidetic.report.dependencies import Dependencies
 

@@ -22,9 +22,9 @@ from ...propagate.values import core
 from ...tasks.capacity import free_share
 from ...tasks.pruning.choose import choose
 from ..images.model_names import parameters_on_meta
-from . import torture
+from . import stress_test
 from .models import build, example
-from .peers import WARM_UP, compare_and_prune
+from .other_tools import WARM_UP, compare_and_prune
 from .runner import Record, peak_memory, seconds_of, short
 
 ON_META, ALL_ON_META, REAL = "parameters on meta", "all on meta", "real weights"
@@ -123,7 +123,7 @@ STAGES = {
     "analyze": Stage(analyze, 300.0, 12.0, real=False),
     "convert": Stage(convert, 900.0, 12.0, real=True),
     "compare": Stage(compare_and_prune, 600.0, 12.0, real=True),
-    "verify": Stage(torture.measure, 1800.0, 18.0, real=True),
+    "verify": Stage(stress_test.measure, 1800.0, 18.0, real=True),
 }
 
 

@@ -6,7 +6,7 @@ when the stage was not asked for, ``{"skipped": reason}`` or ``{"error": cause}`
 
 from __future__ import annotations
 
-from . import torture
+from . import stress_test
 from .runner import Record
 
 LARGEST_UNIT = 0.02
@@ -28,10 +28,10 @@ def converted(record: Record) -> bool:
 
 
 def verified(record: Record) -> bool:
-    return bool(part(record, "verify")) and torture.is_ok(record["verify"])
+    return bool(part(record, "verify")) and stress_test.is_ok(record["verify"])
 
 
-def pruned_by_peer(record: Record) -> bool:
+def pruned_by_torch_pruning(record: Record) -> bool:
     return part(record, "compare").get("torch_pruning", {}).get("stage") == "done"
 
 
@@ -48,7 +48,7 @@ def is_divided(record: Record) -> bool:
 def failures(record: Record) -> dict[str, str]:
     """The cause of every failure of ours, by stage."""
     causes = {
-        stage: torture.cause(found) if stage == "verify" else found.get("error", "")
+        stage: stress_test.cause(found) if stage == "verify" else found.get("error", "")
         for stage, found in record.items()
         if isinstance(found, dict) and "skipped" not in found
     }
@@ -64,7 +64,7 @@ def skipped(record: Record) -> dict[str, str]:
     }
 
 
-def peer_failures(record: Record) -> dict[str, str]:
+def other_tools_failures(record: Record) -> dict[str, str]:
     """What the other tools could not do."""
     found = part(record, "compare")
     causes = {

@@ -62,7 +62,7 @@ def _bitwise(record: Record) -> Value:
     return "yes" if verified(record) else "no"
 
 
-def _peer(record: Record) -> Value:
+def _halved(record: Record) -> Value:
     found = part(record, "compare").get("torch_pruning")
     if not found:
         return None
@@ -100,9 +100,9 @@ COLUMNS = (
     Column("analyze again (s)", _seconds("analyze"), ".3f"),
     Column("torch.export (s)", _seconds("export"), ".3f"),
     Column("Torch-Pruning (s)", _seconds("torch_pruning"), ".3f"),
-    Column("Torch-Pruning halves it", _peer),
+    Column("Torch-Pruning halves it", _halved),
     Column("bitwise", _bitwise),
-    Column("torture (s)", _of("verify", "seconds"), ".0f"),
+    Column("stress test (s)", _of("verify", "seconds"), ".0f"),
     Column("failure", _cause),
     Column("not run", _not_run),
 )
@@ -110,7 +110,7 @@ _LIVE = {
     "analyze": ("captured by", "nodes", "groups", "units", "largest unit", "locked"),
     "convert": ("convert (s)", "rehearsal (s)"),
     "compare": ("analyze again (s)", "torch.export (s)", "Torch-Pruning halves it"),
-    "verify": ("bitwise", "torture (s)"),
+    "verify": ("bitwise", "stress test (s)"),
 }
 
 

@@ -15,9 +15,9 @@ from .records import (
     converted,
     failures,
     is_divided,
+    other_tools_failures,
     part,
-    peer_failures,
-    pruned_by_peer,
+    pruned_by_torch_pruning,
     skipped,
     verified,
 )
@@ -41,7 +41,7 @@ def summary(records: list[Record]) -> list[str]:
         if asked:
             rest = f"; {left_out} were not run" if left_out else ""
             lines.append(f"{sum(map(done, asked))} of {len(asked)} models: {text}{rest}.")
-    lines += _peer_lines([r for r in records if part(r, "compare")])
+    lines += _other_tools_lines([r for r in records if part(r, "compare")])
     why = Counter(reason for r in records for reason in set(skipped(r).values()))
     lines += [f"{number} not run: {reason}." for reason, number in sorted(why.items())]
     lines += [
@@ -71,7 +71,7 @@ def _analysis_line(records: list[Record]) -> str:
     )
 
 
-def _peer_lines(records: list[Record]) -> list[str]:
+def _other_tools_lines(records: list[Record]) -> list[str]:
     if not records:
         return []
     lines = []
@@ -93,9 +93,11 @@ def _peer_lines(records: list[Record]) -> list[str]:
     records = [r for r in records if "torch_pruning" in part(r, "compare")]
     if not records:
         return [*lines, "Torch-Pruning is not installed."]
-    done = sum(map(pruned_by_peer, records))
+    done = sum(map(pruned_by_torch_pruning, records))
     stages = Counter(
-        part(r, "compare")["torch_pruning"]["stage"] for r in records if not pruned_by_peer(r)
+        part(r, "compare")["torch_pruning"]["stage"]
+        for r in records
+        if not pruned_by_torch_pruning(r)
     )
     rest = ", ".join(f"{n} fail to {stage}" for stage, n in stages.items())
     lines.append(
@@ -115,7 +117,7 @@ def reasons(records: list[Record]) -> list[str]:
         "What other tools could not do:": [
             f"{r['model']}, {tool}: {cause}"
             for r in records
-            for tool, cause in peer_failures(r).items()
+            for tool, cause in other_tools_failures(r).items()
         ],
     }
     return [

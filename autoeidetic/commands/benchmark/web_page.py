@@ -6,7 +6,7 @@ from collections import defaultdict
 from html import escape
 
 from . import plots
-from .records import analysed, converted, part, pruned_by_peer, verified
+from .records import analysed, converted, part, pruned_by_torch_pruning, verified
 from .result_table import Column, shown
 from .runner import Record, setting_line
 from .summary import summary
@@ -124,7 +124,7 @@ def plot_coverage(records: list[Record]) -> str:
     if any(record.get("verify") for record in records):
         kinds["no bit moved"] = verified
     if any(record.get("compare") for record in records):
-        kinds["halved by Torch-Pruning"] = pruned_by_peer
+        kinds["halved by Torch-Pruning"] = pruned_by_torch_pruning
     families: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         families[record["family"]].append(record)

@@ -48,12 +48,12 @@ def run(options: argparse.Namespace) -> int:
     from . import story  # timm and scikit-learn take seconds to import
     from .compare import compare
     from .data import digit_tasks, examples
+    from .progress import ProgressPrinter
     from .report_page import to_html
-    from .telling import Telling
 
     aloud = not (options.quiet or options.json)
     try:
-        with closing(Telling(aloud, not options.quiet and sys.stderr.isatty())) as listener:
+        with closing(ProgressPrinter(aloud, not options.quiet and sys.stderr.isatty())) as listener:
             outcome, net = compare(digit_tasks(), options.seed, listener=listener)
     except KeyboardInterrupt:
         print("autoeidetic: stopped; the same command starts from the beginning", file=sys.stderr)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..elements import Drawing
-from ..picture.card_text import frame_title, rows_of
-from ..picture.fold import Card, Frame, View, fold
+from ..picture.card_rows import frame_title, rows_of
+from ..picture.folding import Card, Frame, View, fold
 from ..picture.markup import printable
 from ..picture.palette import FAILED, INK, LINE, group_colours
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from ..elements import Drawing
-from ..picture.card_text import frame_title, rows_of
-from ..picture.fold import Card, Frame, View, fold
+from ..picture.card_rows import frame_title, rows_of
+from ..picture.folding import Card, Frame, View, fold
 from ..picture.palette import FAILED, INK, group_colours
 from ..picture.text import TIMES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..elements import Drawing
 from ..picture.cards import draw_card, draw_frame, draw_title
-from ..picture.fold import View, fold
+from ..picture.folding import View, fold
 from ..picture.layout import Layout, Path, place
 from ..picture.legend import draw_legend
 from ..picture.markup import escape, number, tag

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..elements import Drawing, Node
-from .card_text import (
+from .card_rows import (
     BAR,
     MARK,
     NOTE,
@@ -17,7 +17,7 @@ from .card_text import (
     rows_of,
     sign,
 )
-from .fold import Card, Frame
+from .folding import Card, Frame
 from .layout import Rectangle
 from .markup import escape, number, tag
 from .palette import FAILED, FRAMES, FREE, INK, LINE, PAPER, QUIET, task_colour

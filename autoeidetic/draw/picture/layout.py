@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from .card_text import card_size, title_width
+from .card_rows import card_size, title_width
 from .elk import lay_out
-from .fold import Link, View
+from .folding import Link, View
 
 Point = tuple[float, float]
 _MARGIN = 12.0

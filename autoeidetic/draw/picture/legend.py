@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .cards import draw_levels, draw_lock
-from .fold import View
+from .folding import View
 from .markup import escape, tag
 from .palette import FREE, INK, LINE, PAPER, QUIET, task_colour
 from .styles import KINDS, marker_name

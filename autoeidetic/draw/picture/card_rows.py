@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..elements import Drawing, Node
-from .fold import Card, Frame
+from .folding import Card, Frame
 from .text import TIMES, count_text, shortened, size_text, width
 
 TEXT = 11.0

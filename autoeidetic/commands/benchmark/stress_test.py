@@ -21,7 +21,7 @@ from ...common.inputs import CallInputs
 from ...tasks.snapshot import Snapshot
 from .models import as_example, build, logits
 from .runner import Record, is_lack_of_memory, seconds_of, short
-from .torture_models import CLASSES, randomize, small_batch, varied
+from .stress_inputs import CLASSES, randomize, small_batch, varied
 
 STEPS = 2  # with each optimizer
 CLIP = 5.0  # norm of the gradient: two images make the gradients of some norms huge

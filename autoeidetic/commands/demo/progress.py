@@ -1,4 +1,4 @@
-"""Telling: the story on the terminal as it goes, above a bar."""
+"""ProgressPrinter: the story on the terminal as it goes, above a bar."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tqdm import tqdm
 from .compare import Listener
 
 
-class Telling(Listener):
+class ProgressPrinter(Listener):
     """Prints parts of the story if ``aloud``, and shows a bar where somebody is ``watching``."""
 
     def __init__(self, aloud: bool, watching: bool) -> None:
