@@ -182,12 +182,12 @@ def test_zoo_selects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "test_resnet" not in command._selected(parse(some))
     assert zoo("--models", "no_such_model") == 2
     assert zoo() == 2
-    assert "no model is called 'no_such_model'" in capsys.readouterr().err
+    assert "no model matches 'no_such_model'" in capsys.readouterr().err
 
 
 def test_records_do_not_tell_where_packages_are_installed() -> None:
     for where in ("/home/someone/.venv/lib/python3/site-packages/timm/a.py:3", "timm/a.py:3"):
-        assert measure._anywhere({"line": where, "share": 1}) == {"line": "timm/a.py:3", "share": 1}
+        assert measure._portable({"line": where, "share": 1}) == {"line": "timm/a.py:3", "share": 1}
 
 
 HOSTILE = "</script><img src=x onerror=alert(1)>|'\""

@@ -613,7 +613,7 @@ def test_the_command_draws_a_failure(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["resnet18", "-o", "a.pdf"], "tells no format"),
+        (["resnet18", "-o", "a.pdf"], "does not end in a drawing format"),
         (["no_such_model"], "timm has no model"),
         (["drawn_models:Gated"], "no example inputs"),
         (

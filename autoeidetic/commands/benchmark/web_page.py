@@ -1,4 +1,4 @@
-"""The zoo's results as one page that needs nothing else: columns to sort by, and plots."""
+"""The benchmark's results as one self-contained HTML page: a sortable table and plots."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _row(columns: list[Column], record: Record) -> str:
 
 
 def plot_times(records: list[Record]) -> str:
-    """Seconds against the size of the graph, ours and the others'."""
+    """Seconds against the size of the graph, for autoeidetic and the other tools."""
     series: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
     titles = {"export": "torch.export", "torch_pruning": "Torch-Pruning's graph"}
     for record in records:
@@ -117,7 +117,7 @@ def plot_times(records: list[Record]) -> str:
 
 
 def plot_coverage(records: list[Record]) -> str:
-    """How many models of each family got through each stage."""
+    """The number of models of each family that passed each stage."""
     kinds = {"analysed": analysed}
     if any(record.get("convert") for record in records):
         kinds["converted"] = converted
