@@ -408,7 +408,7 @@ def test_a_notebook_shows_the_page_and_the_table() -> None:
 
 def test_unknown_formats_and_places_are_told() -> None:
     drawing = describe(analysed("words"))
-    with pytest.raises(InputError, match="'pdf' is not a format of drawings"):
+    with pytest.raises(InputError, match="'pdf' is not a drawing format"):
         render(drawing, "pdf")
     with pytest.raises(InputError, match="cannot be written"):
         save(drawing, "/nowhere/at/all.json")

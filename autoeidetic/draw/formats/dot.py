@@ -1,4 +1,4 @@
-"""DOT: the drawing in Graphviz's language, modules as clusters."""
+"""DOT: the drawing for Graphviz, with modules as clusters."""
 
 from __future__ import annotations
 
@@ -61,6 +61,6 @@ def _node(card: Card, drawing: Drawing, colours: dict[str, str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string in DOT: between quotes, and a backslash means itself."""
+    """A quoted DOT string; backslashes are literal."""
     plain = printable(text).replace("\\", "\\\\").replace('"', '\\"')
     return '"' + plain.replace("\r", " ").replace("\t", " ").replace("\n", "\\n") + '"'

@@ -1,4 +1,4 @@
-"""PNG: the SVG picture in pixels."""
+"""PNG: the SVG picture, rasterised."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...errors import MissingPackageError
 from ..elements import Drawing
 from .svg import to_svg
 
-#: Pixels for each unit of the SVG picture, and the most along one side.
+#: Pixels per SVG unit, and the maximum number of pixels along one side.
 SCALE = 2.0
 MOST_PIXELS = 16_000
 
