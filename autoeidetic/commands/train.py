@@ -260,6 +260,7 @@ def _introduce(made: ImageModel, tasks: tuple[ImageTask, ...]) -> None:
 def _result(learned: Run, net: EideticNet, options: argparse.Namespace) -> dict[str, Any]:
     checkpoint = Path(options.output) / "network.safetensors"
     command = ["autoeidetic", "verify", str(checkpoint)]
+    # A network whose model no library can rebuild needs --model to be verified.
     if "why_not" in rebuild.recipe(net.backbone, net.blueprint.heads[0].size):
         command += ["--model", options.model]
     evaluation = learned.to_dict()["tasks"][-1]["evaluation"]

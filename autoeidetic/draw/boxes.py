@@ -163,6 +163,7 @@ def _add_operators(found: Boxes, call: int, steps: tuple[fx.Node, ...]) -> None:
         for step in steps:
             found.source[step] = next(iter(sources))
         return
+    # Inner results of a layer may be read outside, so every operator points to the box.
     target = len(found.boxes)
     for step in steps:
         found.source[step] = target
@@ -186,6 +187,7 @@ def _passes(found: Boxes, steps: tuple[fx.Node, ...], sources: set[int]) -> bool
         name = operator_name(step)
         if name in _MOVES:
             continue
+        # Arithmetic passes one value through; with two it combines them and is drawn.
         live = [node for node in _operands(step) if node in found.source or node in steps]
         if name not in _ARITHMETIC or len(live) > 1:
             return False

@@ -24,6 +24,7 @@ def choose_colours(
     chosen: dict[int, int] = {}
     of_kind: dict[tuple[str, int], int] = {}
     used: Counter[int] = Counter()
+    # Sorting by number breaks ties, so that the same model always gets the same colours.
     for group in sorted(range(len(names)), key=lambda g: (-weight[g], g)):
         kind = (re.sub(r"\d+", "#", names[group]), sizes[group])
         taken = {chosen[other] for other in touching[group] if other in chosen}

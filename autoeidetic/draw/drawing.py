@@ -74,6 +74,8 @@ def describe_capture(capture: Capture, title: str = "") -> tuple[Drawing, dict[f
 def _describe(found: Boxes, meaning: Meaning | None, title: str) -> Drawing:
     capture = found.capture
     layers = Layers(capture, found.boxes)
+    # Edges first: modules are compared by their edges to find repeated blocks, and groups are
+    # coloured by their neighbours.
     edges = _edges(found, layers, meaning)
     arrows = [(int(e.source[1:]), int(e.target[1:]), e.kind) for e in edges]
     modules, home = list_modules(found, layers, arrows)

@@ -44,7 +44,7 @@ def _blocks(net: EideticNet, weights: set[str]) -> dict[str, Any]:
     """Layer -> owners of the rows and columns of its largest plain weight, for the heat map."""
     count = net.owners.tasks
     state = task_of_unit(net.owners, count)
-    owner = np.where(state == count, FREE, state)
+    owner = np.where(state == count, FREE, state)  # by unit: (units + 1,)
     owner[net.owners.outside] = INPUT
     owner[0] = INPUT  # unit 0 is "input or constant"
     found: dict[str, Any] = {}

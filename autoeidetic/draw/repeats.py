@@ -72,6 +72,7 @@ def _structure(
     Types, names and arrows inside, and the sizes that weights give to their results. The input of
     a block may have another size: in a DenseNet it grows from layer to layer.
     """
+    # Boxes are renumbered from 0, so that the arrows of two blocks can be compared.
     inside = branch.all_boxes()
     number = {box: position for position, box in enumerate(inside)}
     boxes = tuple(

@@ -52,6 +52,8 @@ def build_tree(found: Boxes) -> Branch:
     known: dict[tuple[int, Key], Branch] = {}
     calls = found.capture.calls
     for index, box in enumerate(found.boxes):
+        # Descend from the root through the calls around the box. The key of a call has its id, so a
+        # second call of a module gets a second branch; a list of modules is the same for all calls.
         branch = root
         for ident in box.scope:
             path = calls[ident].path

@@ -62,6 +62,7 @@ def analyze(name: str) -> Record:
     """The results of the analysis, without memory for the weights where possible."""
     _set_up()
     model, weights = _built(name)
+    # The peak of the process only rises, so the difference is what the analysis needed on top.
     before = peak_memory()
     found: list[Any] = []
     try:
@@ -102,6 +103,7 @@ def analyze(name: str) -> Record:
 def convert(name: str) -> Record:
     """Convert a copy with real weights; time, rehearsal, and the capacity left by pruning half."""
     _set_up()
+    # A rehearsal that could not run counts as a failure here.
     warnings.simplefilter("error", autoeidetic.RehearsalWarning)
     model = build(name)
     inputs = example(model)
@@ -192,6 +194,7 @@ def _largest_unit(deps: Any) -> str:
 
 def _unaccounted(model: nn.Module, deps: Any) -> int:
     """Parameter elements that belong to no unit."""
+    # Unit 0 (input or constant) owns no parameter element of a complete plan.
     missing = 0
     for name, parameter in model.named_parameters():
         plan = deps.plan.parameters.get(name)

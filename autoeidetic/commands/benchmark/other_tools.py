@@ -45,6 +45,7 @@ def compare(name: str) -> Record:
     model = build(name)
     times: dict[str, list[float]] = {way: [] for way in ways}
     errors: dict[str, str] = {}
+    # Tools alternate, so that a machine that slows down affects all of them.
     for _ in range(ROUNDS):
         for way, prepare in ways.items():
             if way in errors:
@@ -156,6 +157,7 @@ def _halve(model: nn.Module, record: Record) -> None:
     attentions = list(_attentions(model))
     heads = {weight: layer.num_heads for layer, weight in attentions}
     pruner = _pruner(model, x, before[1], num_heads=heads)
+    # `stage` is set before each step: after an exception it names the step that failed.
     size = sum(p.numel() for p in model.parameters())
     record["stage"] = "prune"
     pruner.step()

@@ -30,7 +30,7 @@ class Axis:
     ) -> None:
         self.log = log
         low, high = min(values, default=1.0), max(values, default=1.0)
-        if log:
+        if log:  # from one power of ten to another; zeros count as 1e-9
             low, high = max(low, 1e-9), max(high, 1e-9)
             low, high = 10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high))
         else:

@@ -45,6 +45,7 @@ def _locked_because(record: Record) -> Value:
 
 
 def _operators(record: Record) -> Value:
+    # a list while it is measured, a number in the result files
     operators = part(record, "analyze").get("operators")
     return len(operators) if isinstance(operators, list) else operators
 

@@ -59,6 +59,8 @@ def run_all(
 
     import autoeidetic  # noqa: F401
 
+    # Resumption: results of earlier runs count as done. A retried model is appended again; `done`
+    # then keeps the later of its records.
     names = list(dict.fromkeys(names))
     done = {record["model"]: record for record in read(into)}
     waiting = deque(n for n in names if n not in done or (retry and "error" in done[n]))
@@ -141,6 +143,7 @@ def _start(measure: Callable[[str], Record], name: str, seconds: float, gibibyte
 
 def _ended(running: list[_Job]) -> list[_Job]:
     """Wait until at least one job has sent its record, died or exceeded its time; those jobs."""
+    # A pipe becomes ready both when a record arrives and when its process dies.
     soonest = min(job.deadline for job in running)
     ready = wait([job.receiver for job in running], max(0.0, soonest - time.perf_counter()))
     now = time.perf_counter()

@@ -87,6 +87,7 @@ def _run(name: str, record: Record) -> None:
     with watch.phase("task 1 prepared"):
         net.prepare_for_task(1, num_classes=7, on_full="reuse")
         adopt(carried, net)
+    # A snapshot on disk, because a second copy of a giant does not fit into memory.
     before = Snapshot(dict(net.backbone.named_parameters()))
     with watch.phase("task 1 trained with AdamW"):
         train(net, x, 7, torch.optim.AdamW(net.parameters(), lr=rate, weight_decay=0.5))

@@ -42,6 +42,7 @@ def summary(records: list[Record]) -> list[str]:
             rest = f"; {left_out} were not run" if left_out else ""
             lines.append(f"{sum(map(done, asked))} of {len(asked)} models: {text}{rest}.")
     lines += _other_tools_lines([r for r in records if part(r, "compare")])
+    # A model that skips several stages for one reason counts once.
     why = Counter(reason for r in records for reason in set(skipped(r).values()))
     lines += [f"{number} not run: {reason}." for reason, number in sorted(why.items())]
     lines += [

@@ -91,7 +91,7 @@ def _row(columns: list[Column], record: Record) -> str:
     cells = []
     for column in columns:
         value, text = column.value(record), escape(column.text(record))
-        if column.format:
+        if column.format:  # `data-value` has the exact number, by which the script sorts
             exact = "" if value is None else f"{value:g}" if isinstance(value, float) else value
             cells.append(f'<td class="number" data-value="{exact}">{text}</td>')
         else:

@@ -42,6 +42,7 @@ def capacity_chart(
     body = [_rectangle(LEFT, TOP, WIDTH - RIGHT - LEFT, HEIGHT - BOTTOM - TOP, "free")]
     middles: dict[int, float] = {}
     for task in range(len(names)):
+        # A polygon between two cumulative shares: along the upper one and back along the lower one.
         lower = [(m.epoch, sum(m.tasks[:task])) for m in moments]
         upper = [(m.epoch, sum(m.tasks[: task + 1])) for m in moments]
         shown = [n for n, (low, high) in enumerate(zip(lower, upper, strict=True)) if high > low]

@@ -18,6 +18,7 @@ def fine_tune(
     """Train with the other network's budget: ``rates[task]`` has a learning rate per epoch."""
     model, record = FineTuned(len(tasks)), Record()
     for number, task in enumerate(tasks):
+        # A new optimizer for each task, as the other network has.
         optimizer = torch.optim.AdamW(model.parameters(), lr=rates[number][0])
         for rate in rates[number]:
             optimizer.param_groups[0]["lr"] = rate

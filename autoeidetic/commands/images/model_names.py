@@ -95,6 +95,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     >>> did_you_mean("vit_tiny", ["vit_tiny_patch16_224"]), did_you_mean("vit_tiny", [])
     ("did you mean 'vit_tiny_patch16_224'? ", '')
     """
+    # Names that start with the given one come first: a forgotten suffix is the usual mistake.
     by_lower = {each.lower(): each for each in known}
     name = name.lower()
     longer = sorted((each for each in by_lower if name and each.startswith(name)), key=len)

@@ -112,6 +112,7 @@ def _timm(name: str, size: int | None) -> _Source:
 
     config = timm.get_pretrained_cfg(name)
     fixed = config is not None and config.fixed_input_size
+    # Only models with a fixed input size (transformers) are built for a size; others take any.
     arguments: dict[str, Any] = {"img_size": size} if size is not None and fixed else {}
     return _Source(
         lambda pretrained: timm.create_model(name, pretrained=pretrained, **arguments),

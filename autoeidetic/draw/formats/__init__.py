@@ -54,6 +54,7 @@ def save(
     Raises:
         InputError: the ending is not a format, or the file cannot be written.
     """
+    # Rendered completely before the file is opened: a failure leaves an existing file intact.
     target = Path(path)
     write(render(drawing, format or target.suffix.removeprefix(".").lower(), depth), target)
     return target

@@ -89,4 +89,5 @@ def _plain(script: str) -> str:
 @cache
 def _library() -> str:
     source = (PAGE / "vendor" / "elk-worker.min.js").read_bytes()
+    # mtime=0: the same page from the same drawing, bit for bit
     return b64encode(gzip.compress(source, compresslevel=9, mtime=0)).decode()

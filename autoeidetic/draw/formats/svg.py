@@ -34,6 +34,7 @@ def to_svg(drawing: Drawing, depth: int | None = None) -> str:
 def _picture(view: View, layout: Layout) -> str:
     drawing = view.drawing
     colours = group_colours(drawing.groups)
+    # The legend is broken to the width of the picture, but a single entry may be wider.
     inner = max(layout.width, _title_width(drawing), _LEAST)
     legend, legend_width, legend_height = draw_legend(view, inner)
     inner = max(inner, legend_width)

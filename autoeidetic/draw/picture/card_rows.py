@@ -60,6 +60,7 @@ def rows_of(card: Card, drawing: Drawing) -> tuple[Row, ...]:
         module = card.closed
         count = f" {TIMES} {module.repeat.count}" if module.repeat else ""
         note = f"{module.type} · {count_text(module.parameters)}"
+        # A closed module shows the shares of all layers in it together.
         inside = [s for s in _layer_shares(drawing) if s.startswith(f"{module.path}.")]
         shares = _shares(drawing, inside)
         return (Row(shortened(module.name) + count, shortened(note), (), shares=shares),)

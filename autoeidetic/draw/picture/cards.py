@@ -72,6 +72,7 @@ def draw_card(card: Card, at: Rectangle, drawing: Drawing, colours: dict[str, st
         return _circle(card, at, colours)
     rows = rows_of(card, drawing)
     kind = card.nodes[0].kind if card.nodes else "closed"
+    # Input and output are dark pills, a failure is red, a head has a heavy border.
     dark = kind in ("input", "output")
     stroke = FAILED if kind == "failure" else INK if kind == "head" else LINE
     outline = tag(

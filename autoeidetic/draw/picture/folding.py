@@ -64,6 +64,7 @@ def fold(drawing: Drawing, depth: int | None = None) -> View:
     tree = _Tree(drawing)
     if depth is not None:
         return tree.view(depth)
+    # The number of cards grows with the depth, so the first depth with too many ends the search.
     view = tree.view(1)
     for deeper in range(2, tree.depth + 1):
         further = tree.view(deeper)
@@ -145,6 +146,7 @@ class _Tree:
         place = {n.id: closed.get(n.module, n.id) for n in shown}
         links = self._links(place)
         stacks = _stacks([n for n in shown if place[n.id] == n.id], links)
+        # Cards in the order of their first node; a stack is added with its first node.
         cards, card_of = [], {}
         for node in shown:
             at = place[node.id]
@@ -181,6 +183,7 @@ class _Tree:
         for edge in self.drawing.edges:
             source = place[self.stands_for.get(edge.source, edge.source)]
             target = place[self.stands_for.get(edge.target, edge.target)]
+            # A closed module hides its inner edges; the count at a run stands for its inner edges.
             if source == target or self._within_a_run(edge):
                 continue
             found.setdefault((source, target, edge.kind), {})
@@ -207,6 +210,7 @@ def _stacks(nodes: list[Node], links: list[Edge]) -> dict[str, tuple[Node, ...]]
     home: dict[str, str] = {}
     for node in nodes:
         above = arriving[node.id]
+        # Nodes come in the order of execution, so the source is on a card already.
         if len(above) == 1 and _may_stack(node, by_id.get(above[0].source), above[0], leaving):
             first = home[above[0].source]
             home[node.id] = first

@@ -113,6 +113,7 @@ class _Builder:
         self.root = self.view.frames[0].id
         self.downwards: dict[str, bool] = {}
         self.lines: set[str] = set()
+        # Before the arrows: breaking a frame adds lines, whose borders arrows have to cross.
         self._estimate(self.root)
         self.ports: dict[str, dict[str, bool]] = defaultdict(dict)
         self.edges: dict[str, dict[str, tuple[str, str]]] = defaultdict(dict)
@@ -132,6 +133,7 @@ class _Builder:
     def _estimate(self, frame: str) -> Point:
         """Choose the direction of a frame from the sizes of its items; returns its size."""
         items = self.inner[frame]
+        # Inner frames are estimated even if measured, because this chooses their directions.
         guessed = [self.sizes.get(item) or self._estimate(item) for item in items]
         sizes = [self.measured.get(*pair) for pair in zip(items, guessed, strict=True)]
         aspect = _ASPECT if self._is_deep(frame) else _ASPECT_INSIDE
@@ -157,6 +159,7 @@ class _Builder:
         """
         down = self.downwards[frame]
         items, self.inner[frame] = self.inner[frame], []
+        # Item i goes to the line in which the middle of the item lies, if all items form one line.
         lengths = [height if down else width for width, height in sizes]
         whole, done = sum(lengths), 0.0
         content: list[list[int]] = [[] for _ in range(rows)]
@@ -207,6 +210,7 @@ class _Builder:
 
     def _segment(self, link: Link, item: str, port: str, other: str, other_port: str) -> None:
         """Add a segment to the frame that contains it; equal segments of several arrows merge."""
+        # Inwards from a port, the segment lies in the item itself; otherwise in the frame around.
         if self.around.get(other) == item:
             level = item
         else:

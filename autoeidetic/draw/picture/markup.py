@@ -30,7 +30,7 @@ def escape(text: str) -> str:
 
 def number(value: float) -> str:
     """A coordinate with at most one decimal."""
-    text = f"{value:.1f}"
+    text = f"{value:.1f}"  # rounding hides differences in the last bits between machines
     return text.removesuffix(".0") if text != "-0.0" else "0"
 
 

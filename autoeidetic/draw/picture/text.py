@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 TIMES = "×"  # noqa: RUF001
+# Rough classes of character widths. Text is not measured: fonts differ between machines, and a
+# picture must be the same on all of them.
 _NARROW = set("iIljtfr.,:;'|!()[]/ -")
 _WIDE = set("mwMW@%")
 
