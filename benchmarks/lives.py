@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from autoeidetic.commands.benchmark.runner import Record, forget, run_all, setting, setting_line
+from autoeidetic.commands.benchmark.runner import Record, discard, run_all, setting, setting_line
 from benchmarks import RESULTS
 
 CHUNK = 25  # lives in one process
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = _safeguards(options.without) if removing else _chunks(options.first, options.lives)
     traces = options.into / f"{name}.jsonl"
     if options.fresh:
-        forget(traces, names)
+        discard(traces, names)
 
     def measure(each: str) -> Record:
         return found_without(each, options.first, options.lives) if removing else lived(each)

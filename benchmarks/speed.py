@@ -28,7 +28,7 @@ from autoeidetic.commands.benchmark.families import smallest
 from autoeidetic.commands.benchmark.other_tools import WARM_UP, compare
 from autoeidetic.commands.benchmark.runner import (
     Record,
-    forget,
+    discard,
     peak_memory,
     run_all,
     seconds_of,
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = options.models or list(section.models())
     traces = options.into / f"speed-{kind}.jsonl"
     if options.fresh:
-        forget(traces, names)
+        discard(traces, names)
     records = run_all(
         section.measure, names, traces, seconds=options.seconds, gibibytes=options.memory
     )

@@ -6,7 +6,7 @@ import argparse
 
 from ..checkpoint import audit
 from ..common import files
-from .images.model_names import built, find_model
+from .images.model_names import build_model, find_model
 from .options import add_json
 
 EXAMPLES = """\
@@ -42,7 +42,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     name = options.model
-    model = None if name is None else built(name, find_model(name))
+    model = None if name is None else build_model(name, find_model(name))
     report = audit(options.checkpoint, model, digest=options.digest)
     print(files.to_json(report.to_dict()).decode().rstrip() if options.json else report)
     return 0 if report.ok else 1

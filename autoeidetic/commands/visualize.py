@@ -12,7 +12,7 @@ from torch import Tensor
 from ..draw import FORMATS, Drawing, describe, save
 from ..draw.failure import attempt
 from ..errors import AutoeideticError, InputError
-from .images.model_names import built, find_model, inspect_model
+from .images.model_names import build_model, find_model, inspect_model
 from .options import add_model, at_least, example_inputs
 
 EXAMPLES = """\
@@ -70,4 +70,4 @@ def draw_model(name: str, inputs: tuple[Tensor, ...] | None) -> Drawing:
     except InputError:
         raise
     except AutoeideticError:
-        return attempt(built(name, find_model(name)), inputs, title=name)
+        return attempt(build_model(name, find_model(name)), inputs, title=name)

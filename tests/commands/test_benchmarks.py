@@ -82,7 +82,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert about["date"].startswith("1999-12-31 to")
     assert about["timm"] == f"0.0.1 and {timm.__version__}"
     assert about["torch"] == again["versions"]["torch"]
-    runner.forget(into, ["fine"])
+    runner.discard(into, ["fine"])
     assert [record["model"] for record in runner.read(into)] == ["raises", "also fine", "raises"]
 
 

@@ -26,7 +26,7 @@ from .measure import STAGES, TOO_MANY, Stage, count, warm_up
 from .models import family, matching, timm_names, torchvision_names, transformers_names
 from .records import failures
 from .result_table import live_head, live_row, to_csv, to_markdown
-from .runner import Record, forget, run_all, setting, setting_line
+from .runner import Record, discard, run_all, setting, setting_line
 from .summary import summary
 from .web_page import to_html
 
@@ -186,7 +186,7 @@ def _run(stage: str, records: list[Record], options: argparse.Namespace) -> None
     names = [record["model"] for record in records if stage not in record]
     path = _result_file(options, stage)
     if options.fresh:
-        forget(path, names)
+        discard(path, names)
     print(f"\n{stage}: {len(names)} models\n{live_head(stage)}")
     found = run_all(
         kind.measure,

@@ -28,7 +28,7 @@ from ..images.model_names import parameters_on_meta
 from . import stress_test
 from .models import build, example
 from .other_tools import WARM_UP, compare_and_prune
-from .runner import Record, peak_memory, seconds_of, short
+from .runner import Record, error_line, peak_memory, seconds_of
 
 ON_META, ALL_ON_META, REAL = "parameters on meta", "all on meta", "real weights"
 TOO_MANY = 500_000_000  # parameters; models that run in parallel share the memory
@@ -55,13 +55,13 @@ def warm_up() -> None:
 def count(name: str) -> Record:
     """The number of parameters, counted without memory for them."""
     _set_up()
-    return {"parameters": _parameters(_built(name)[0])}
+    return {"parameters": _parameters(_build_light(name)[0])}
 
 
 def analyze(name: str) -> Record:
     """The results of the analysis, without memory for the weights where possible."""
     _set_up()
-    model, weights = _built(name)
+    model, weights = _build_light(name)
     # The peak of the process only rises, so the difference is what the analysis needed on top.
     before = peak_memory()
     found: list[Any] = []
@@ -137,7 +137,7 @@ def _set_up() -> None:
     torch.set_num_threads(1)
 
 
-def _built(name: str) -> tuple[nn.Module, str]:
+def _build_light(name: str) -> tuple[nn.Module, str]:
     """A model without memory for its weights if possible, and how it was built.
 
     Buffers keep their values, because index tables in them decide which channels are selected. A
@@ -168,7 +168,7 @@ def _capacity(model: nn.Module, deps: Any) -> Record:
     try:
         plan = blueprints(model, deps)[0]
     except autoeidetic.HeadError as error:
-        return {"free_after_half": None, "head_error": short(error)}
+        return {"free_after_half": None, "head_error": error_line(error)}
     owners = Owners.none(plan.plan, plan.outside, plan.locked, True).opened(0)
     equal_scores = np.ones(plan.plan.units + 1)  # there are no weights to score by
     kept = owners.pruning(choose(plan, owners, equal_scores, 0.5)).finished()

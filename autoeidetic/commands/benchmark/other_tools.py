@@ -17,7 +17,7 @@ from torch import nn
 
 from ...common.inputs import CallInputs
 from .models import as_example, batch, build, example, logits
-from .runner import Record, limited, seconds_of, short
+from .runner import Record, error_line, seconds_of, time_limit
 
 WARM_UP = ("test_resnet", "test_vit")  # the second one if the first is being measured
 ROUNDS = 3
@@ -53,10 +53,10 @@ def compare(name: str) -> Record:
             try:
                 action = prepare(model)
                 gc.collect()
-                with limited(LONGEST):
+                with time_limit(LONGEST):
                     times[way].append(seconds_of(action))
             except Exception as error:  # a tool may raise anything
-                errors[way] = short(error)
+                errors[way] = error_line(error)
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "seconds": {way: median(t) for way, t in times.items() if t and way not in errors},
@@ -137,10 +137,10 @@ def halve(name: str) -> Record:
     timm.layers.set_fused_attn(False)
     record: Record = {"stage": "build"}
     try:
-        with limited(PATIENCE):
+        with time_limit(PATIENCE):
             _halve(build(name), record)
     except Exception as error:  # a tool may raise anything
-        record["error"] = short(error)
+        record["error"] = error_line(error)
     finally:
         timm.layers.set_fused_attn(fused)
     return record

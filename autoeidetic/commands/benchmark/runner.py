@@ -113,7 +113,7 @@ def append(path: Path, record: Record) -> None:
         file.write(json.dumps(record).encode() + b"\n")
 
 
-def forget(path: Path, names: Iterable[str]) -> None:
+def discard(path: Path, names: Iterable[str]) -> None:
     """Delete the records of some models, so that they are measured again."""
     kept = [record for record in read(path) if record["model"] not in set(names)]
     if path.exists():
@@ -173,7 +173,7 @@ def _child(
         record = measure(name)
     except Exception as error:  # a model or a tool may raise anything
         needs = f"needs more than {gibibytes:g} GiB: " if is_lack_of_memory(error) else ""
-        record = {"error": needs + short(error)}
+        record = {"error": needs + error_line(error)}
     sender.send(record)
 
 
@@ -205,7 +205,7 @@ def seconds_of(action: Callable[[], object]) -> float:
 
 
 @contextmanager
-def limited(seconds: int) -> Iterator[None]:
+def time_limit(seconds: int) -> Iterator[None]:
     """Raise TimeoutError inside the block when it takes longer than ``seconds``."""
 
     def expire(*_: object) -> None:
@@ -220,7 +220,7 @@ def limited(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def short(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """The type and first line of an error."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0] if text else ''}"[:300]

@@ -21,7 +21,7 @@ from ...common.bits import different
 from ...common.inputs import CallInputs
 from ...tasks.snapshot import Snapshot
 from .models import as_example, build, logits
-from .runner import Record, is_lack_of_memory, seconds_of, short
+from .runner import Record, error_line, is_lack_of_memory, seconds_of
 from .stress_inputs import CLASSES, randomize, small_batch, varied
 
 STEPS = 2  # training steps with each optimizer
@@ -46,12 +46,12 @@ def measure(name: str) -> Record:
         try:
             record["seconds"] = seconds_of(partial(_run, name, record))
         except (DivergenceError, NonFiniteError) as error:
-            diverged.append(f"at {record['rate']:g} in {record['phase']}: {short(error)}")
+            diverged.append(f"at {record['rate']:g} in {record['phase']}: {error_line(error)}")
             continue
         except Exception as error:  # a model or the library may raise anything
             if is_lack_of_memory(error):
                 raise
-            record["error"] = f"{record['phase']}: {short(error)}"
+            record["error"] = f"{record['phase']}: {error_line(error)}"
         return record
     return {**record, "error": f"diverged at every rate, last {diverged[-1]}"}
 

@@ -33,7 +33,7 @@ def inspect_model(name: str, inputs: tuple[Tensor, ...] | None) -> Dependencies:
     except InputError:
         raise
     except Exception:  # a constructor or a forward may raise anything without data
-        return analyze(built(name, build), inputs)
+        return analyze(build_model(name, build), inputs)
 
 
 def find_model(name: str) -> Callable[[], Any]:
@@ -140,7 +140,7 @@ def _factory(module: str, function: str) -> Callable[[], Any]:
     return factory
 
 
-def built(name: str, build: Callable[[], Any]) -> Any:
+def build_model(name: str, build: Callable[[], Any]) -> Any:
     """The model, built with its weights.
 
     Raises:

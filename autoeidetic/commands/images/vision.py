@@ -17,7 +17,7 @@ from ...common.inputs import BATCH, call_inputs
 from ...convert import convert
 from ...errors import CaptureError, InputError
 from ...net import EideticNet
-from .model_names import built, find_model
+from .model_names import build_model, find_model
 
 #: Augmentation of training images: name -> arguments of timm's ``create_transform``.
 AUGMENTATIONS: dict[str, dict[str, Any]] = {
@@ -68,7 +68,7 @@ def image_model(name: str, size: int | None, pretrained: bool) -> ImageModel:
     source = _source(name, size)
     if pretrained and not source.has_values:
         raise InputError(f"{name} has no pretrained values", remedy="omit --pretrained")
-    made = _converted(name, built(name, lambda: source.build(False)), size, pretrained)
+    made = _converted(name, build_model(name, lambda: source.build(False)), size, pretrained)
     if not (pretrained and source.fetches):
         return made
     try:
