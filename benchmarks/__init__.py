@@ -1,4 +1,4 @@
-"""Measurements: how fast, how large, how well tasks are learned."""
+"""Benchmarks of autoeidetic: coverage of models, speed, memory, and how well tasks are learned."""
 
 from pathlib import Path
 

@@ -1,10 +1,10 @@
-"""Drawings of the smallest model of each timm family, and of three giants, as HTML and SVG.
+"""Draw the smallest model of each timm family and three giants as HTML and SVG.
 
     python benchmarks/drawings.py                        # all families and the giants
     python benchmarks/drawings.py --models resnet50 swin_tiny_patch4_window7_224
 
-Writes results/drawings.json and results/drawings.md (for all of them) and prints the table. With
-``--keep FOLDER`` the files stay in a folder.
+Prints the table, and writes results/drawings.json and results/drawings.md after a run of all
+models. ``--keep FOLDER`` keeps the drawings in a folder.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from autoeidetic.commands.benchmark.families import smallest
 from autoeidetic.commands.benchmark.runner import Record, run_all, seconds_of, setting
 from benchmarks import RESULTS
 
-#: Thousands of operators, many branches, a billion parameters; never with memory for weights.
+#: Thousands of operators, many branches, a billion parameters; built without memory for weights.
 GIANTS = ("coat_small", "nasnetalarge", "vit_giant_patch14_224")
 _KEEP = "AUTOEIDETIC_DRAWINGS"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--models", nargs="+", metavar="NAME", help="instead of all of them")
-    parser.add_argument("--seconds", type=float, default=300.0, help="time limit of a model")
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="only these models")
+    parser.add_argument("--seconds", type=float, default=300.0, help="time limit per model")
     parser.add_argument("--memory", type=float, default=12.0, help="memory limit in GiB")
-    parser.add_argument("--keep", metavar="FOLDER", help="leave the files there")
-    parser.add_argument("--fresh", action="store_true", help="forget earlier results")
+    parser.add_argument("--keep", metavar="FOLDER", help="keep the drawings there")
+    parser.add_argument("--fresh", action="store_true", help="discard earlier results")
     options = parser.parse_args()
     families = {name: family for family, name in smallest().items()}
     names = options.models or list(dict.fromkeys((*families, *GIANTS)))
@@ -59,12 +59,12 @@ def main() -> int:
 
 
 def measure(name: str) -> Record:
-    """One model, in its own process: described, then written as a page and as a picture."""
+    """Describe one model, then write it as a page and as a picture; runs in its own process."""
     import torch
 
     from autoeidetic.commands.images.model_names import inspect_model
     from autoeidetic.draw import describe, save
-    from autoeidetic.draw.picture.fold import fold
+    from autoeidetic.draw.picture.folding import fold
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -86,7 +86,7 @@ def measure(name: str) -> Record:
             path = Path(os.environ.get(_KEEP, temporary)) / f"{name}.{format}"
             record[f"seconds_{format}"] = seconds_of(lambda: save(drawing, path))  # noqa: B023
             record[f"bytes_{format}"] = path.stat().st_size
-        ElementTree.parse(path)  # it is XML that others can read
+        ElementTree.parse(path)  # the SVG must be well-formed XML
     return record
 
 

@@ -1,4 +1,4 @@
-"""The table of results in README.md, from what is in benchmarks/results/."""
+"""The table of results in README.md, written from benchmarks/results/."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BEGIN, END = "<!-- results: written by benchmarks/report.py -->", "<!-- end of r
 
 
 class Row(NamedTuple):
-    """A claim, what was measured, and the command that measures it again."""
+    """A claim, its measurement, and the command that repeats it."""
 
     what: str
     measured: str
@@ -22,7 +22,7 @@ class Row(NamedTuple):
 
 
 def replaced(readme: str, results: Path) -> str:
-    """The text with its table written anew; without the marks it stays as it is."""
+    """The text with its table updated; unchanged if it has no marks."""
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -31,7 +31,7 @@ def replaced(readme: str, results: Path) -> str:
 
 
 def table(results: Path) -> str:
-    """All that is recorded, in Markdown."""
+    """All recorded results as a Markdown table."""
     lines = ["| what | measured | command |", "|---|---|---|"]
     for stem, rows in ROWS.items():
         path = results / f"{stem}.json"
@@ -41,10 +41,10 @@ def table(results: Path) -> str:
     return "\n".join(lines)
 
 
-# -- the zoo --------------------------------------------------------------------------------------
+# -- sets of models -------------------------------------------------------------------------------
 
 
-def _zoo(name: str, options: str) -> Callable[[Record], Iterator[Row]]:
+def _model_set(name: str, options: str) -> Callable[[Record], Iterator[Row]]:
     def rows(content: Record) -> Iterator[Row]:
         models = content["models"]
         command = f"autoeidetic benchmark {options}"
@@ -79,7 +79,7 @@ def _split(data: str) -> Callable[[Record], Iterator[Row]]:
         routed = max(found["accuracy"] for found in ours["routed"].values())
         yield Row(
             f"Split {data}, five tasks of two classes, small MLP",
-            f"{ours['average']:.2%} told the task, {routed:.2%} with a router, {_forgotten(ours)}",
+            f"{ours['average']:.2%} given the task, {routed:.2%} with a router, {_forgotten(ours)}",
             f"python benchmarks/learning.py split --data {content['options']['data']}",
         )
 
@@ -149,12 +149,12 @@ def _list(found: dict[str, float]) -> str:
 
 
 ROWS: dict[str, Callable[[Record], Iterator[Row]]] = {
-    "zoo-all": _zoo("All of timm", "--all --only analyze"),
-    "zoo-families": _zoo("The smallest of each timm family", "--families --verify"),
-    "zoo-torchvision": _zoo(
+    "zoo-all": _model_set("All of timm", "--all --only analyze"),
+    "zoo-families": _model_set("The smallest of each timm family", "--families --verify"),
+    "zoo-torchvision": _model_set(
         "torchvision's classification models", "--torchvision --verify --real-params 7e8"
     ),
-    "zoo-transformers": _zoo("Encoders of transformers", "--transformers --verify"),
+    "zoo-transformers": _model_set("Encoders of transformers", "--transformers --verify"),
     "learning-permuted-10": _permuted,
     "learning-split-mnist": _split("MNIST"),
     "learning-split-fashion": _split("Fashion-MNIST"),

@@ -1,4 +1,4 @@
-"""Later tasks learn, and nothing is forgotten: the runs on real data, one command each.
+"""Learning runs on real data: later tasks learn, and nothing is forgotten. One command per run.
 
     python benchmarks/learning.py permuted --tasks 3      # the short form of permuted MNIST
     python benchmarks/learning.py permuted                # ten tasks, hours
@@ -9,7 +9,7 @@
     python benchmarks/learning.py kills                   # a job that is killed thirty times
 
 Data are read from --data-directory, AUTOEIDETIC_DATA or ../shared/data. Every run has a directory
-below --into (benchmarks/runs) and goes on there when it was stopped; what it found goes to
+below --into (benchmarks/runs), where it resumes after a stop. Results are written to
 benchmarks/results/learning-*.json and *.md.
 """
 
@@ -38,7 +38,7 @@ from benchmarks import learning_models as models
 from benchmarks import learning_scores as score_curves
 from benchmarks.learning_report import table
 
-PAPER = 0.9831  # ten tasks of permuted MNIST
+PAPER = 0.9831  # the paper's average accuracy on ten tasks of permuted MNIST
 SCORES = ("l1", "l2", "taylor", "hybrid")
 ROUTERS = ("learned", "entropy", "energy", "mahalanobis")
 
@@ -60,7 +60,12 @@ def main() -> int:
     torch.set_flush_denormal(True)
     began = time.perf_counter()
     record = COMMANDS[options.command](options)
-    local = ("into", "data_directory", "quiet", "threads")  # of this machine, and not of the run
+    local = (
+        "into",
+        "data_directory",
+        "quiet",
+        "threads",
+    )  # options that concern the machine, not the run
     given = {k: v for k, v in vars(options).items() if k not in local}
     record = {
         "command": "python benchmarks/learning.py " + " ".join(typed(options)),
@@ -79,7 +84,7 @@ def main() -> int:
 
 
 def typed(options: argparse.Namespace) -> Iterator[str]:
-    """The command and its options as one would type them, where they are not the defaults."""
+    """The command as typed, with the options that differ from their defaults."""
     yield options.command
     for flag, about in {"--seed": {"default": 0}, **ARGUMENTS.get(options.command, {})}.items():
         value = getattr(options, flag.strip("-").replace("-", "_"))
@@ -88,7 +93,7 @@ def typed(options: argparse.Namespace) -> Iterator[str]:
             yield " ".join([flag, *map(str, shown)])
 
 
-# -- our network on a sequence ---------------------------------------------------------------------
+# -- a sequence of tasks ---------------------------------------------------------------------------
 
 
 def learned(
@@ -101,12 +106,12 @@ def learned(
     *,
     transform: Any = None,
     convert: dict[str, Any] | None = None,
-    own: Callable[[int], dict[str, Any]] = lambda task: {},
+    task_settings: Callable[[int], dict[str, Any]] = lambda task: {},
     **settings: Any,
 ) -> tuple[autoeidetic.EideticNet, autoeidetic.Run, Record]:
-    """One run of ``autoeidetic.learn``, and what is recorded of it.
+    """Run ``autoeidetic.learn`` and record the results.
 
-    ``own`` gives the settings of a task that differ from those of all.
+    ``task_settings`` returns the settings of a task that differ from the common ones.
     """
     torch.manual_seed(options.seed)
     net = autoeidetic.convert(build(), tasks[0].train.x[:2], **(convert or {}))
@@ -116,7 +121,7 @@ def learned(
             test=data.Batches(*task.test, 500, shuffle=False),
             classes=task.classes,
             name=task.name,
-            settings=own(number),
+            settings=task_settings(number),
         )
         for number, task in enumerate(tasks)
     ]
@@ -150,7 +155,7 @@ def learned(
 def permuted(options: argparse.Namespace) -> Record:
     """Permuted MNIST with the paper's MLP.
 
-    A task gives up ``--most`` of the free units, or less when its even share of them is larger.
+    A task gives up ``--most`` of the free units, but keeps at least its even share of them.
     """
     tasks = data.permuted_mnist(options.tasks, directory=options.data_directory)
     _, _, ours = learned(
@@ -161,7 +166,9 @@ def permuted(options: argparse.Namespace) -> Record:
         256,
         lambda net: torch.optim.Adam(net.parameters(), lr=options.lr, fused=True),
         scheduler=lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, options.epochs),
-        own=lambda task: {"most": min(options.most, 1 - 1 / max(options.tasks - task, 2))},
+        task_settings=lambda task: {
+            "most": min(options.most, 1 - 1 / max(options.tasks - task, 2))
+        },
         pruning=options.pruning,
         step=options.step,
         most=options.most,
@@ -209,7 +216,7 @@ def split(options: argparse.Namespace) -> Record:
 
 
 def routed(net: autoeidetic.EideticNet, tasks: Sequence[data.TaskData]) -> Record:
-    """What each kind of router makes of the test data."""
+    """The results of each kind of router on the test data."""
     train = [data.Batches(*task.train, 500, shuffle=False) for task in tasks]
     test = [data.Batches(*task.test, 500, shuffle=False) for task in tasks]
     found: Record = {}
@@ -230,8 +237,8 @@ def routed(net: autoeidetic.EideticNet, tasks: Sequence[data.TaskData]) -> Recor
 def cifar(options: argparse.Namespace) -> Record:
     """Split CIFAR-100 next to fine-tuning, separate networks and a frozen backbone.
 
-    Every method may train ``--epochs`` on a task. Ours is pruned after some of them, all at once,
-    and has the others to settle, with falling rates.
+    Every method trains each task for ``--epochs``. autoeidetic prunes once, before the last
+    ``--settle-epochs`` of them, which train on with falling rates.
     """
     tasks = data.split_cifar100(directory=options.data_directory)[: options.tasks]
     build = getattr(models, options.model)
@@ -265,7 +272,7 @@ def cifar(options: argparse.Namespace) -> Record:
     )
     others = {}
     for make in (baselines.separate, baselines.frozen, baselines.finetune):
-        outcome = _kept(options, make, build, tasks, budget)
+        outcome = _baseline(options, make, build, tasks, budget)
         others[outcome["name"]] = outcome
     reached = others["separate networks"]["accuracy"][-1]
     gap = sum(reached) / len(reached) - ours["average"]
@@ -279,14 +286,14 @@ def cifar(options: argparse.Namespace) -> Record:
     }
 
 
-def _kept(
+def _baseline(
     options: argparse.Namespace,
     make: Any,
     build: Any,
     tasks: Any,
     budget: baselines.Budget,
 ) -> Record:
-    """A baseline, or what an earlier call found."""
+    """The result of a baseline, read from a file if an earlier call has stored it."""
     run = f"cifar-{options.model}-{len(tasks)}-{budget.epochs}-{options.lr}-seed{budget.seed}"
     file = options.into / f"{run}-{make.__name__}.json"
     if not file.exists():
@@ -299,10 +306,10 @@ def _kept(
 def pretrained(options: argparse.Namespace) -> Record:
     """tf_efficientnet_lite0 with ImageNet weights on five pairs of Imagenette.
 
-    A new head starts from nothing and has 1,280 features to choose from: it learns faster than
-    the pretrained body may change. Task 0 is pruned after few epochs, while the loss still tells
-    which units matter, and by little: what it gives up is missing from the features that later
-    tasks start from.
+    The head has a higher learning rate than the body: it starts from random values on 1,280
+    features, while the pretrained body should change slowly. Task 0 is pruned after few epochs,
+    while the loss still shows which units matter, and only a little: the units it gives up are
+    missing from the features that later tasks start from.
     """
     tasks = data.imagenette_pairs(size=options.size, directory=options.data_directory)
     _, _, ours = learned(
@@ -319,7 +326,7 @@ def pretrained(options: argparse.Namespace) -> Record:
         ),
         transform=data.crop_and_flip,
         convert={"recycle": "keep"},
-        own=lambda task: {} if task else {"most": options.first_most},
+        task_settings=lambda task: {} if task else {"most": options.first_most},
         pruning=options.pruning,
         step=options.step,
         most=options.most,
@@ -332,14 +339,14 @@ def pretrained(options: argparse.Namespace) -> Record:
         on_full="reuse",
     )
     each = ours["accuracy"][-1]
-    # heads on a body that task 0 has all to itself would be right as often, and divide nothing
+    # Heads on a body owned by task 0 alone could be as accurate without any division of units.
     divided = min(ours["capacity"]) > 0
     passed = bool(ours["bitwise"]["ok"]) and min(each) >= 0.95 and divided
     return {"name": "pretrained", "passed": passed, "ours": ours}
 
 
 def scores(options: argparse.Namespace) -> Record:
-    """What each score costs at the same capacity."""
+    """Compare the pruning scores at the same capacity."""
     seeds = list(range(options.seed, options.seed + options.seeds))
     found = score_curves.compared(
         score_curves.setup(options.data, options.data_directory), SCORES, seeds
@@ -356,7 +363,7 @@ def scores(options: argparse.Namespace) -> Record:
 
 
 def killed(options: argparse.Namespace) -> Record:
-    """A job that is killed at random moments, and goes on."""
+    """A job that is killed at random moments and resumes."""
     return {"name": "kills", **kills.measure(options.kills, options.seed)}
 
 
@@ -368,7 +375,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], Record]] = {
     "scores": scores,
     "kills": killed,
 }
-_PRUNING = {"default": "hybrid", "help": "score that units are pruned by"}
+_PRUNING = {"default": "hybrid", "help": "pruning score"}
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "permuted": {
         "--tasks": {"type": int, "default": 10},

@@ -1,6 +1,6 @@
-"""What a network that can forget reaches on the same tasks with the same budget.
+"""Three baselines on the same tasks with the same budget.
 
-All three start with the same network trained on task 0, which is kept in a file.
+All of them start from the same network trained on task 0, which is stored in a file.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Build = Callable[[], nn.Module]
 
 @dataclass(frozen=True)
 class Budget:
-    """What may be spent on one task.
+    """The training budget of one task.
 
     Attributes:
-        epochs: over the task's examples.
-        batch_size: of a training step.
-        optimizer: makes one from parameters; every task gets a new one.
-        schedule: makes a learning rate schedule from an optimizer, stepped after every epoch.
-        transform: of the inputs of a training batch.
-        seed: of the initial weights, the order of examples and all else.
+        epochs: number of passes over the task's examples.
+        batch_size: examples per training step.
+        optimizer: creates the optimizer of a task from parameters.
+        schedule: creates a learning rate schedule, which steps after every epoch.
+        transform: applied to the inputs of a training batch.
+        seed: of the initial weights, the order of examples and everything else.
     """
 
     epochs: int
@@ -48,24 +48,24 @@ class Outcome:
 
     name: str
     accuracy: list[list[float]] = field(default_factory=list)
-    seconds: float = 0.0  # of training, all tasks together
+    seconds: float = 0.0  # training time of all tasks
 
 
 # -- three baselines ------------------------------------------------------------------------------
 
 
 def finetune(build: Build, tasks: Sequence[TaskData], budget: Budget, first: Path) -> Outcome:
-    """One network trained on task after task, each with a head of its own: it forgets."""
+    """One network trained on task after task, with one head per task: it forgets."""
     return _one_network("fine-tuning", build, tasks, budget, first, freeze=False)
 
 
 def frozen(build: Build, tasks: Sequence[TaskData], budget: Budget, first: Path) -> Outcome:
-    """Task 0 trains the network; later tasks train a head on its features and nothing else."""
+    """Task 0 trains the network; later tasks train only a head on its features."""
     return _one_network("frozen after task 0", build, tasks, budget, first, freeze=True)
 
 
 def separate(build: Build, tasks: Sequence[TaskData], budget: Budget, first: Path) -> Outcome:
-    """A network for each task: nothing to forget, nothing shared, the cost of them all."""
+    """One network per task: nothing is forgotten, nothing is shared, at full cost."""
     outcome = Outcome("separate networks")
     model, outcome.seconds = _first(build, tasks[0], budget, first)
     reached = [accuracy(model, *tasks[0].test)]
@@ -102,7 +102,7 @@ def _one_network(
 
 
 def _first(build: Build, task: TaskData, budget: Budget, file: Path) -> tuple[MultiHead, float]:
-    """A network trained on task 0, and how long that took."""
+    """The network trained on task 0, loaded if an earlier run stored it, and its training time."""
     torch.manual_seed(budget.seed)
     model = MultiHead(build())
     model.add_head(task.classes)
@@ -117,7 +117,7 @@ def _first(build: Build, task: TaskData, budget: Budget, file: Path) -> tuple[Mu
 
 
 def _learn(model: MultiHead, task: TaskData, budget: Budget, label: str) -> float:
-    """Train the newest head, and the body unless it is frozen. How long it took."""
+    """Train the newest head, and the body unless it is frozen; returns the seconds."""
     optimizer = budget.optimizer(model.trained())
     schedule = budget.schedule(optimizer) if budget.schedule else None
     loader = Batches(*task.train, budget.batch_size, transform=budget.transform)
@@ -130,7 +130,7 @@ def _learn(model: MultiHead, task: TaskData, budget: Budget, label: str) -> floa
 
 
 class MultiHead(nn.Module):
-    """A model without its last linear layer, and one such layer for each task."""
+    """A model whose last linear layer is replaced by one such layer per task."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -145,16 +145,16 @@ class MultiHead(nn.Module):
         self.frozen = False
 
     def add_head(self, classes: int) -> None:
-        """Another task."""
+        """Add the head of another task."""
         self.heads.append(nn.Linear(self.features, classes))
 
     def freeze_body(self) -> None:
-        """From now on the body computes what it computes in eval mode."""
+        """Freeze the body: its parameters stay, and it runs in eval mode from now on."""
         self.frozen = True
         self.body.requires_grad_(False).eval()
 
     def trained(self) -> list[nn.Parameter]:
-        """What the newest task may change."""
+        """The parameters that the newest task trains."""
         body = [] if self.frozen else list(self.body.parameters())
         return body + list(self.heads[-1].parameters())
 
@@ -176,7 +176,7 @@ def train_epochs(
     *,
     label: str = "",
 ) -> list[float]:
-    """Plain training with cross entropy; the scheduler steps after every epoch. Mean losses."""
+    """Plain training with cross entropy; returns the mean loss of every epoch."""
     model.train()
     losses: list[float] = []
     bar = tqdm(range(epochs), desc=label, leave=False)
@@ -200,7 +200,7 @@ def train_epochs(
 def accuracy(
     model: nn.Module, x: Tensor, y: Tensor, *, batch_size: int = 500, **call: Any
 ) -> float:
-    """The share of right answers of ``model(x, **call)``; leaves the model in eval mode."""
+    """The accuracy of ``model(x, **call)``; leaves the model in eval mode."""
     model.eval()
     batches = Batches(x, y, batch_size, shuffle=False)
     return sum(int((model(a, **call).argmax(1) == b).sum()) for a, b in batches) / len(y)

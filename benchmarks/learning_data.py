@@ -1,7 +1,7 @@
-"""Tasks made of real images, all of them in memory, and the batches to train on.
+"""Tasks from real images, held in memory, and batches to train on.
 
-The files are looked for in the directory that is passed, else in that of the environment variable
-AUTOEIDETIC_DATA, else in ``../shared/data`` next to the repository.
+Files are read from the given directory, else from the directory in the environment variable
+AUTOEIDETIC_DATA, else from ``../shared/data`` next to the repository.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class TaskData:
 
 @dataclass(frozen=True)
 class Images:
-    """A data set as it is in its files: uint8 images (N, channels, height, width), all labels."""
+    """A data set as stored: uint8 images (N, channels, height, width) and all labels."""
 
     train: Examples
     test: Examples
@@ -84,11 +84,11 @@ class Images:
 def permuted_mnist(
     tasks: int = 10, seed: int = 0, *, directory: Directory = None
 ) -> list[TaskData]:
-    """All ten digits in every task, the 784 pixels in an order of the task's own.
+    """All ten digits in every task, with the 784 pixels in a different order for each task.
 
-    Task 0 has them as they are; the others' orders are drawn with the seed, one after another, so
-    that a shorter sequence is the beginning of a longer one. The images are flat: (N, 784). Ten
-    tasks take 2.2 GB.
+    Task 0 has the original order. The other orders are drawn with the seed, one after another, so
+    that a shorter sequence is the beginning of a longer one. Images are flat: (N, 784). Ten tasks
+    take 2.2 GB.
     """
     images = mnist(directory)
     train, test = (_normalised(part, images) for part in (images.train, images.test))
@@ -111,7 +111,7 @@ def split_fashion(*, directory: Directory = None) -> list[TaskData]:
 
 
 def split_cifar100(tasks: int = 5, seed: int = 0, *, directory: Directory = None) -> list[TaskData]:
-    """The hundred classes in an order drawn with the seed, the same number for each task."""
+    """The hundred classes in an order drawn with the seed, divided equally between tasks."""
     order = torch.randperm(100, generator=torch.Generator().manual_seed(seed)).tolist()
     return _split(cifar100(directory), _chunks(order, tasks))
 
@@ -190,7 +190,7 @@ def cifar100(directory: Directory = None) -> Images:
 
 
 def imagenette(directory: Directory = None, size: int = 224) -> Images:
-    """The subset of Imagenette, in colour, made smaller if asked; normalised for lite0."""
+    """The subset of Imagenette in colour, resized to ``size``; normalised for lite0."""
     path = locate(IMAGENETTE, directory)
     with tarfile.open(path) as archive:
         found = {
@@ -252,18 +252,20 @@ def read_idx(path: Path) -> Tensor:
     sizes = struct.unpack(f">{content[3]}I", content[4:start])
     values = np.frombuffer(content[start:], np.uint8)
     if values.size != np.prod(sizes):
-        raise ValueError(f"{path} is damaged: {values.size} values where {sizes} are promised")
+        raise ValueError(
+            f"{path} is damaged: it has {values.size} values, but its header says {sizes}"
+        )
     return torch.from_numpy(values.reshape(sizes).copy())
 
 
 def data_directory(directory: Directory = None) -> Path:
-    """Where the files are."""
+    """The directory of the data files."""
     given = directory or os.environ.get(VARIABLE)
     path = Path(given) if given else DEFAULT
     if not path.is_dir():
         raise FileNotFoundError(
-            f"there is no directory {path} with data; set {VARIABLE}, or pass the directory, that "
-            "has mnist/, fashion-mnist/, cifar100/, imagenette224/ and weights/"
+            f"the data directory {path} does not exist; set {VARIABLE} or pass a directory that "
+            "contains mnist/, fashion-mnist/, cifar100/, imagenette224/ and weights/"
         )
     return path
 
@@ -273,8 +275,8 @@ def locate(name: str, directory: Directory = None) -> Path:
     path = data_directory(directory) / name
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} is missing; put {Path(name).name} there, or name another directory with "
-            f"{VARIABLE}"
+            f"{path} is missing; put {Path(name).name} there, or set {VARIABLE} to another "
+            "directory"
         )
     return path
 
@@ -283,15 +285,15 @@ def locate(name: str, directory: Directory = None) -> Path:
 
 
 class Batches:
-    """Batches of tensors in memory, in a new order each time one goes through them.
+    """Batches of tensors in memory, in a new order in each epoch.
 
     Args:
         x, y: the examples.
-        batch_size: of all batches but the last, which has the rest.
-        shuffle: a random order, or the given one (then batches are views).
-        generator: where random numbers come from; None is torch's default one, so that
-            ``torch.manual_seed`` decides.
-        seed: of a generator of its own instead.
+        batch_size: of all batches but the last, which may be smaller.
+        shuffle: random order, or the given order (then batches are views).
+        generator: source of random numbers; None is torch's default generator, which
+            ``torch.manual_seed`` sets.
+        seed: seed of a separate generator instead.
         transform: called with each batch of inputs and the generator.
 
     Example:
@@ -343,7 +345,7 @@ class Batches:
 
 
 def crop_and_flip(x: Tensor, generator: torch.Generator | None = None, padding: int = 4) -> Tensor:
-    """Each image moved by up to ``padding`` pixels, zeros coming in, and half of them mirrored."""
+    """Shift each image by up to ``padding`` pixels, filled with zeros, and mirror half of them."""
     count, _, height, width = x.shape
     top, left = torch.randint(2 * padding + 1, (2, count), generator=generator)
     mirrored = torch.rand(count, generator=generator) < 0.5

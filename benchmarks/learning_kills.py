@@ -1,8 +1,7 @@
-"""A job that is killed at random moments with SIGKILL, and started again until it is done.
+"""Kill a training job at random moments with SIGKILL, and restart it until it is done.
 
-It must end with the same bits as one that was never disturbed, after each kill at most one epoch
-may be lost, and the answers of finished tasks must be those that were recorded when they were
-finished.
+It must end with the same bits as an undisturbed job, each kill may lose at most one epoch, and the
+outputs of finished tasks must be those recorded when they were finished.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ JOB = Path(__file__).parent / "learning_kills_job.py"
 
 
 def measure(kills: int, seed: int) -> dict[str, Any]:
-    """Run the job with so many kills and once without."""
+    """Run the job once undisturbed and once with ``kills`` kills, and compare the results."""
     moments = random.Random(seed)
     with tempfile.TemporaryDirectory() as name:
         quiet, disturbed = Path(name) / "quiet", Path(name) / "disturbed"
@@ -33,7 +32,7 @@ def measure(kills: int, seed: int) -> dict[str, Any]:
             before = _progress(disturbed)
             job = _start(disturbed)
             try:
-                _until_it_moves(job, disturbed, before)
+                _wait_for_progress(job, disturbed, before)
                 time.sleep(moments.uniform(0, 0.5))
                 before_kill = _progress(disturbed)
             finally:
@@ -64,7 +63,7 @@ def _start(directory: Path) -> subprocess.Popen[bytes]:
 
 
 def _progress(directory: Path) -> int:
-    """Epochs that are stored, of all tasks."""
+    """The number of epochs in the stored states of all tasks."""
     from autoeidetic.common import archive
     from autoeidetic.training.optimizer_state import unpack
 
@@ -75,7 +74,7 @@ def _progress(directory: Path) -> int:
     return total
 
 
-def _until_it_moves(job: subprocess.Popen[bytes], directory: Path, before: int) -> None:
-    """Wait until the job has stored something new, so that kills hit it at work."""
+def _wait_for_progress(job: subprocess.Popen[bytes], directory: Path, before: int) -> None:
+    """Wait until the job has stored a new epoch, so that kills hit it while it trains."""
     while job.poll() is None and _progress(directory) <= before:
         time.sleep(0.05)

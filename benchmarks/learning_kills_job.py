@@ -1,4 +1,4 @@
-"""The job that is killed: three tasks of digits with a small convolutional network.
+"""The job that is killed: a small convolutional network learns three tasks of digits.
 
 python benchmarks/learning_kills_job.py DIRECTORY
 """

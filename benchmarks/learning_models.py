@@ -1,7 +1,7 @@
-"""The networks that learn the tasks: timm's own, and plain multi-layer perceptrons.
+"""The networks of the learning runs: timm models and multi-layer perceptrons.
 
-ResNet-18 and ViT-tiny need 40 to 50 seconds of one core for an epoch of 5000 images of 32 pixels;
-each has a slim sister made with timm's arguments alone.
+ResNet-18 and ViT-tiny need 40 to 50 seconds on one core for an epoch of 5000 images of 32 pixels;
+each has a slim variant made with timm's arguments only.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def _mlp(inputs: int, width: int, classes: int, dropout: float) -> nn.Module:
 
 
 def resnet18(classes: int = 20) -> nn.Module:
-    """timm's ResNet-18 as it comes, here for images of 32 pixels."""
+    """timm's unchanged ResNet-18, here for images of 32 pixels."""
     return timm.create_model("resnet18", num_classes=classes)
 
 
 def resnet18_slim(classes: int = 20, *, width: int = 32, pool: bool = True) -> nn.Module:
     """timm's ResNet-18, half as wide, with timm's deep stem of 3x3 convolutions.
 
-    Without the stem's pooling every map has twice the height and width, for twice the time.
+    Without the stem's pooling, every map has twice the height and width and takes twice the time.
     """
     model = timm.create_model(
         "resnet18",
@@ -68,8 +68,8 @@ def resnet18_slim(classes: int = 20, *, width: int = 32, pool: bool = True) -> n
 def vit_tiny(classes: int = 20, **options: Any) -> nn.Module:
     """timm's ViT-tiny for images of 32 pixels in patches of 8.
 
-    With twelve heads of 16 channels instead of three of 64: a head is the smallest part of the
-    attention that a task can have, and three cannot be divided between five tasks.
+    It has twelve heads of 16 channels instead of three of 64: a head is the smallest part of the
+    attention that a task can own, and three heads cannot be divided between five tasks.
     """
     options = {"img_size": 32, "patch_size": 8, "num_heads": 12} | options
     return timm.create_model("vit_tiny_patch16_224", num_classes=classes, **options)
@@ -83,8 +83,8 @@ def vit_tiny_slim(classes: int = 20) -> nn.Module:
 def efficientnet_lite0(*, directory: Directory = None) -> nn.Module:
     """timm's ``tf_efficientnet_lite0`` with weights and statistics of ImageNet.
 
-    Batch norms keep their statistics, as usual where a task has 120 images: those of the first
-    pair would suit the other four badly.
+    Batch norms keep their ImageNet statistics, as usual with 120 images per task: statistics of the
+    first pair would not suit the other four.
     """
     model = timm.create_model("tf_efficientnet_lite0")
     model.load_state_dict(lite0_weights(directory))

@@ -1,4 +1,4 @@
-"""What a learning run found, as Markdown."""
+"""The results of a learning run as Markdown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 Record = dict[str, Any]
-#: Per class, with its router and told the task: the paper's table for MNIST-5 and a small MLP.
+#: The paper's table for MNIST-5 and a small MLP: per class, with its router and given the task.
 PAPER_SPLIT = {
     "l1": (
         "99.39 99.74 97.77 97.92 99.08 98.32 98.12 98.15 97.74 96.83",
@@ -95,7 +95,7 @@ def _facts(ours: Record) -> str:
 
 
 def _scores(scores: Record, paper: dict[str, tuple[str, str]]) -> list[str]:
-    head = ["score", "told the task", "free", "learned", "entropy", "energy", "mahalanobis"]
+    head = ["score", "given the task", "free", "learned", "entropy", "energy", "mahalanobis"]
     rows = [
         [
             by,
@@ -105,9 +105,12 @@ def _scores(scores: Record, paper: dict[str, tuple[str, str]]) -> list[str]:
         ]
         for by, one in scores.items()
     ]
-    lines = ["Mean accuracy over the tasks; the last four columns without being told the task.", ""]
+    lines = [
+        "Mean accuracy over the tasks; in the last four columns a router predicts the task.",
+        "",
+    ]
     lines += _markdown(head, rows)
-    lines += ["", "Per class: learned router, and below it told the task.", ""]
+    lines += ["", "Per class: with the learned router, and below it given the task.", ""]
     each = []
     for by, one in scores.items():
         found = one["routed"]["learned"]

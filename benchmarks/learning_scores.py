@@ -1,8 +1,8 @@
-"""What each score costs at the same capacity: one trained task, pruned step by step.
+"""Compare pruning scores at the same capacity: one trained task, pruned step by step.
 
 The same trained network is pruned by every score in rounds of 5 or 10 % of the units, with twenty
 batches of training after each round. After every round the test accuracy and the free share of
-the parameters are noted; accuracies are compared at equal free shares, by linear interpolation.
+the parameters are recorded; accuracies are compared at equal free shares by linear interpolation.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Setup:
     epochs: int
     batch_size: int
     lr: float
-    recovery: int  # batches after each round
+    recovery: int  # training batches after each round
     step: float = 0.05
     transform: Any = None
 
@@ -62,7 +62,7 @@ def setup(name: str, directory: Directory) -> Setup:
 def compared(setup: Setup, scores: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
     """Mean and standard deviation over the seeds of the accuracy at each of :data:`FREE`.
 
-    None where a score does not free so much.
+    None where a score does not reach the free share.
     """
     found: dict[str, list[list[float]]] = {by: [] for by in scores}
     for seed in seeds:
@@ -79,7 +79,7 @@ def _known(values: np.ndarray) -> list[float | None]:
 
 
 def lead(found: dict[str, Any], of: str, over: Sequence[str]) -> float:
-    """By how much a score is better than the best of others, on average where all are known."""
+    """The mean lead of a score over the best of others, where all of them are known."""
     columns = zip(found[of]["mean"], *(found[by]["mean"] for by in over), strict=True)
     return float(np.mean([own - max(rest) for own, *rest in columns if None not in (own, *rest)]))
 

@@ -1,11 +1,11 @@
-"""Random lives of networks: does a finished task ever move?
+"""Random lives of networks: check that no finished task ever changes.
 
     python benchmarks/lives.py                        # 3,000 lives
     python benchmarks/lives.py --lives 500 --first 9000 --into /tmp/lives
-    python benchmarks/lives.py --without all          # each safeguard taken out, one at a time
+    python benchmarks/lives.py --without all          # remove each safeguard, one at a time
     python benchmarks/lives.py --without spots 'level norms'
 
-The lives are those of tests/fuzz. See README.md in this directory for what is recorded.
+The lives are those of tests/fuzz. README.md in this directory describes what is recorded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from autoeidetic.commands.benchmark.runner import Record, forget, run_all, setting, setting_line
+from autoeidetic.commands.benchmark.runner import Record, discard, run_all, setting, setting_line
 from benchmarks import RESULTS
 
 CHUNK = 25  # lives in one process
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = _safeguards(options.without) if removing else _chunks(options.first, options.lives)
     traces = options.into / f"{name}.jsonl"
     if options.fresh:
-        forget(traces, names)
+        discard(traces, names)
 
     def measure(each: str) -> Record:
         return found_without(each, options.first, options.lives) if removing else lived(each)
@@ -58,13 +58,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--lives", type=int, default=3000, help="how many; without: at most")
+    parser.add_argument(
+        "--lives", type=int, default=3000, help="number of lives; with --without the maximum"
+    )
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--without", nargs="+", metavar="NAME", help='safeguards, or "all"')
+    parser.add_argument(
+        "--without", nargs="+", metavar="NAME", help='remove these safeguards, or "all"'
+    )
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=1800.0, help="time limit of a process")
-    parser.add_argument("--fresh", action="store_true", help="forget earlier results")
-    parser.add_argument("--into", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--seconds", type=float, default=1800.0, help="time limit per process")
+    parser.add_argument("--fresh", action="store_true", help="discard earlier results")
+    parser.add_argument("--into", type=Path, default=RESULTS, help="folder for the results")
     return parser
 
 
@@ -80,7 +84,7 @@ def _safeguards(names: list[str]) -> list[str]:
         return sorted(SAFEGUARDS)
     unknown = [name for name in names if name not in SAFEGUARDS]
     if unknown:
-        raise SystemExit(f"unknown: {unknown}; there are {sorted(SAFEGUARDS)}")
+        raise SystemExit(f"unknown safeguards: {unknown}; known are {sorted(SAFEGUARDS)}")
     return names
 
 
@@ -88,7 +92,7 @@ def _safeguards(names: list[str]) -> list[str]:
 
 
 def lived(seeds: str) -> Record:
-    """The lives of some seeds ("0-24"): counts, and what was found."""
+    """Run the lives of some seeds ("0-24"): counts and findings."""
     from fuzz.life import live
     from fuzz.script import draw
 
@@ -110,7 +114,7 @@ def lived(seeds: str) -> Record:
 
 
 def found_without(name: str, first: int, most: int) -> Record:
-    """How many lives it takes to find that a safeguard is not there."""
+    """The number of lives until a removed safeguard is noticed."""
     from fuzz.without import until_found, without
 
     _quiet()
@@ -123,7 +127,7 @@ def found_without(name: str, first: int, most: int) -> Record:
 
 
 def _shown(report: Any) -> Record:
-    """A finding and the shortest script that has it."""
+    """A finding and the shortest script that reproduces it."""
     from fuzz.shrink import shrunk
 
     short = shrunk(report)

@@ -1,11 +1,11 @@
 """The reference implementation's way of masking, written from the paper's description.
 
-Every weight has an integer of its own that tells which task its unit was assigned to. Before each
-forward pass a mask as large as the weight is computed from these and multiplied in, as
+Every weight element has an integer: the task that its unit is assigned to. Before each forward pass
+a mask as large as the weight is computed from these integers and multiplied in, as
 ``torch.nn.utils.prune`` does with its masks; after each backward pass the gradient is multiplied
-with another one. Batch norms keep the statistics of frozen channels. It knows linear layers,
-convolutions and batch norms; the paper has nothing for others, so a LayerNorm stays as it is and
-costs nothing here. Its users declare which layer feeds which; here the analysis tells.
+by another mask. Batch norms keep the statistics of frozen channels. It supports linear layers,
+convolutions and batch norms; the paper has nothing for other layers, so a LayerNorm is unchanged
+and costs nothing here. Its users declare which layer feeds which; here the analysis provides that.
 
 A baseline for speed and memory (one byte for each assignment): nothing is guaranteed.
 """
@@ -24,7 +24,7 @@ LATER = 255  # assigned to no task yet
 
 
 class ReferenceNet(nn.Module):
-    """A model whose weights are masked anew in every forward pass; changes the model itself."""
+    """A model whose weights are masked in every forward pass; modifies the model in place."""
 
     def __init__(self, model: nn.Module, x: Tensor) -> None:
         super().__init__()
@@ -61,12 +61,12 @@ class ReferenceNet(nn.Module):
         self._assign()
 
     def finish_task(self) -> None:
-        """From now on what is assigned counts as frozen."""
+        """Freeze everything that is assigned to the task."""
         self.task += 1
 
     @torch.no_grad()
     def prepare_for_task(self) -> None:
-        """The next task gets what is assigned to none, with fresh values."""
+        """Assign all free units, with new random values, to the next task."""
         for layer in self.layers:
             weight, assignment = layer.module.weight_orig, layer.module.weight_assignment
             weight.copy_(torch.where(assignment == LATER, 0.02 * torch.randn_like(weight), weight))
@@ -79,14 +79,14 @@ class ReferenceNet(nn.Module):
 
 
 class MaskedWeight:
-    """One layer: ``weight_orig`` is trained, ``weight`` is made of it before each forward."""
+    """One layer: ``weight_orig`` is trained, ``weight`` is computed from it before each forward."""
 
     def __init__(self, net: ReferenceNet, module: Any, plan: Any) -> None:
         self.net, self.module = net, module
         first = (slice(None), *[0] * (plan.units.dim() - 2))
         self.rows = plan.units[:, 0][first].clone()
         self.columns = torch.zeros(plan.units.shape[1], dtype=torch.int64)
-        if plan.reads:  # otherwise it reads the input
+        if plan.reads:  # otherwise the layer reads the model's input
             self.columns = plan.reads[0].columns[0][first].clone()
         self.readable = torch.zeros(len(self.columns), dtype=torch.uint8)
         weight = module.weight
@@ -114,7 +114,7 @@ class MaskedWeight:
 
 
 class MaskedNorm:
-    """A batch norm whose frozen channels keep to their running statistics."""
+    """A batch norm whose frozen channels use and keep their running statistics."""
 
     def __init__(self, net: ReferenceNet, module: nn.BatchNorm2d, owner: Tensor) -> None:
         self.net, self.module, self.rows = net, module, owner

@@ -1,7 +1,7 @@
-"""Write docs/benchmarks.md and the table in README.md from what is in benchmarks/results/.
+"""Write docs/benchmarks.md and the table in README.md from the files in benchmarks/results/.
 
-python benchmarks/report.py           # write it
-python benchmarks/report.py --check   # exit code 1 when it is out of date
+python benchmarks/report.py           # write them
+python benchmarks/report.py --check   # exit code 1 when they are out of date
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Images = dict[str, str]
 
 
 @dataclass(frozen=True)
-class Part:
-    """What there is to say about the results whose names fit a pattern.
+class Section:
+    """A section of the page, for each result file whose name matches a pattern.
 
-    ``render`` gets the file's name without its ending, what is in it, and the plots to add to.
+    ``render`` receives the stem of the file, its content, and the plots to add to.
     """
 
     pattern: str
@@ -52,21 +52,21 @@ class Part:
 
 
 def page(results: Path, docs: Path) -> tuple[str, Images]:
-    """The text, and the plots by their names."""
+    """The text of the page, and its plots by file name."""
     images: Images = {}
     text, missing = [HEAD], []
-    for part in PARTS:
-        found = sorted(results.glob(f"{part.pattern}.json"))
+    for section in SECTIONS:
+        found = sorted(results.glob(f"{section.pattern}.json"))
         if not found:
-            missing.append(f"- {part.title}: `{part.command}`")
+            missing.append(f"- {section.title}: `{section.command}`")
         for path in found:
-            text += _section(part, path, docs, images)
+            text += _render(section, path, docs, images)
     if missing:
         text += ["## Not recorded yet", "", *missing, ""]
     return "\n".join(text), images
 
 
-def _section(part: Part, path: Path, docs: Path, images: Images) -> list[str]:
+def _render(section: Section, path: Path, docs: Path, images: Images) -> list[str]:
     content = json.loads(path.read_text())
     about = content.get("setting", {})
     tables = [path.with_suffix(f".{kind}") for kind in ("md", "csv", "html")]
@@ -74,14 +74,14 @@ def _section(part: Part, path: Path, docs: Path, images: Images) -> list[str]:
         f"[{t.name}]({Path(os.path.relpath(t, docs)).as_posix()})" for t in tables if t.exists()
     ]
     return [
-        f"## {part.title}" + ("" if part.pattern == path.stem else f": {path.stem}"),
+        f"## {section.title}" + ("" if section.pattern == path.stem else f": {path.stem}"),
         "",
         f"`{content['command']}`  "
         if "command" in content
-        else f"Recorded without its command; today's is `{part.command}`.  ",
+        else f"Recorded without its command; the current one is `{section.command}`.  ",
         f"{setting_line(about)}. {', '.join(links)}",
         "",
-        *part.render(path.stem, content, images),
+        *section.render(path.stem, content, images),
         "",
     ]
 
@@ -91,10 +91,10 @@ def _image(images: Images, name: str, svg: str, title: str) -> str:
     return f"![{title}](images/{name}.svg)"
 
 
-# -- the parts ----------------------------------------------------------------------------------
+# -- the sections -------------------------------------------------------------------------------
 
 
-def zoo(name: str, content: Record, images: Images) -> list[str]:
+def model_set(name: str, content: Record, images: Images) -> list[str]:
     records = content["models"]
     times = _image(images, f"{name}-times", plot_times(records), "time against nodes")
     cover = _image(images, f"{name}-coverage", plot_coverage(records), "coverage by family")
@@ -138,7 +138,7 @@ def _series(records: list[Record]) -> dict[str, list[plots.Point]]:
 
 
 def learning(name: str, content: Record, images: Images) -> list[str]:
-    """The run's own report, without the title and the command, which stand above."""
+    """The run's own report without its title and command, which the section has already."""
     lines = learning_report.table(name, content).splitlines()
     return [line for line in lines if not line.startswith("# ") and content["command"] not in line]
 
@@ -160,43 +160,47 @@ def only_links(name: str, content: Record, images: Images) -> list[str]:
 
 
 ZOO, SPEED, LEARNING = (f"python benchmarks/{name}.py" for name in ("zoo", "speed", "learning"))
-PARTS = (
-    Part(
+SECTIONS = (
+    Section(
         "zoo-all",
         "All of timm",
         f"{ZOO} --all --only analyze --workers 2",
-        zoo,
+        model_set,
     ),
-    Part(
+    Section(
         "zoo-families",
         "The smallest model of each timm family",
         f"{ZOO} --families --compare --verify --workers 2",
-        zoo,
+        model_set,
     ),
-    Part("zoo-torchvision", "torchvision", f"{ZOO} --torchvision --verify --workers 2", zoo),
-    Part("zoo-transformers", "transformers", f"{ZOO} --transformers --verify --workers 2", zoo),
-    Part("speed-analyze", "Time of the analysis", f"{SPEED} analyze", analysis),
-    Part("speed-giant", "A billion parameters", f"{SPEED} analyze --giant", giants),
-    Part("speed-step", "Training steps", f"{SPEED} step", costs),
-    Part("speed-eval", "Evaluation", f"{SPEED} eval", costs),
-    Part("speed-prune", "Pruning", f"{SPEED} prune", costs),
-    Part("speed-memory", "Memory", f"{SPEED} memory", sizes),
-    Part("speed-calls", "Calls that no example has shown", f"{SPEED} calls", called),
-    Part("speed-growth", "Growth", f"{SPEED} growth", growth),
-    Part("learning-permuted*", "Permuted MNIST", f"{LEARNING} permuted", learning),
-    Part("learning-split*", "Five tasks of two classes", f"{LEARNING} split", learning),
-    Part("learning-cifar*", "CIFAR-100", f"{LEARNING} cifar", learning),
-    Part("learning-pretrained*", "A pretrained network", f"{LEARNING} pretrained", learning),
-    Part("learning-scores*", "Scores at the same capacity", f"{LEARNING} scores", learning),
-    Part("learning-kills", "Thirty kills", f"{LEARNING} kills", learning),
-    Part("lives", "Random lives", "python benchmarks/lives.py", lived),
-    Part(
+    Section(
+        "zoo-torchvision", "torchvision", f"{ZOO} --torchvision --verify --workers 2", model_set
+    ),
+    Section(
+        "zoo-transformers", "transformers", f"{ZOO} --transformers --verify --workers 2", model_set
+    ),
+    Section("speed-analyze", "Time of the analysis", f"{SPEED} analyze", analysis),
+    Section("speed-giant", "A billion parameters", f"{SPEED} analyze --giant", giants),
+    Section("speed-step", "Training steps", f"{SPEED} step", costs),
+    Section("speed-eval", "Evaluation", f"{SPEED} eval", costs),
+    Section("speed-prune", "Pruning", f"{SPEED} prune", costs),
+    Section("speed-memory", "Memory", f"{SPEED} memory", sizes),
+    Section("speed-calls", "Calls with sizes that no example had", f"{SPEED} calls", called),
+    Section("speed-growth", "Growth", f"{SPEED} growth", growth),
+    Section("learning-permuted*", "Permuted MNIST", f"{LEARNING} permuted", learning),
+    Section("learning-split*", "Five tasks of two classes", f"{LEARNING} split", learning),
+    Section("learning-cifar*", "CIFAR-100", f"{LEARNING} cifar", learning),
+    Section("learning-pretrained*", "A pretrained network", f"{LEARNING} pretrained", learning),
+    Section("learning-scores*", "Scores at the same capacity", f"{LEARNING} scores", learning),
+    Section("learning-kills", "Thirty kills", f"{LEARNING} kills", learning),
+    Section("lives", "Random lives", "python benchmarks/lives.py", lived),
+    Section(
         "lives-without",
         "Random lives without a safeguard",
         "python benchmarks/lives.py --without all",
         lived_without,
     ),
-    Part("drawings", "Drawings", "python benchmarks/drawings.py", only_links),
+    Section("drawings", "Drawings", "python benchmarks/drawings.py", only_links),
 )
 
 
@@ -205,7 +209,9 @@ PARTS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--check", action="store_true", help="only tell whether it is up to date")
+    parser.add_argument(
+        "--check", action="store_true", help="only check that the files are up to date"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--docs", type=Path, default=ROOT / "docs")
     options = parser.parse_args(argv)

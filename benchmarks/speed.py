@@ -1,13 +1,13 @@
-"""How long ``autoeidetic.analyze`` takes, and what a converted network costs.
+"""The time of ``autoeidetic.analyze``, and the costs of a converted network.
 
     python benchmarks/speed.py analyze                    # the smallest model of each timm family
     python benchmarks/speed.py analyze --models resnet18 test_vit
     python benchmarks/speed.py analyze --giant            # a billion parameters, on meta
     python benchmarks/speed.py step                       # also: eval, prune, memory
-    python benchmarks/speed.py calls                      # sizes that no example has shown
+    python benchmarks/speed.py calls                      # sizes that no example had
     python benchmarks/speed.py growth                     # with width, depth, tasks, share frozen
 
-See README.md in this directory for what is measured and how.
+README.md in this directory describes the measurements.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from autoeidetic.commands.benchmark.families import smallest
-from autoeidetic.commands.benchmark.peers import WARM_UP, compare
+from autoeidetic.commands.benchmark.other_tools import WARM_UP, compare
 from autoeidetic.commands.benchmark.runner import (
     Record,
-    forget,
+    discard,
     peak_memory,
     run_all,
     seconds_of,
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = options.models or list(section.models())
     traces = options.into / f"speed-{kind}.jsonl"
     if options.fresh:
-        forget(traces, names)
+        discard(traces, names)
     records = run_all(
         section.measure, names, traces, seconds=options.seconds, gibibytes=options.memory
     )
@@ -73,12 +73,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     sections = [name for name in SECTIONS if name != "giant"]
     parser.add_argument("section", choices=sections, nargs="?", default="analyze")
-    parser.add_argument("--models", nargs="+", metavar="NAME", help="instead of the usual ones")
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="instead of the default models")
     parser.add_argument("--giant", action="store_true", help="seconds and memory on meta")
-    parser.add_argument("--seconds", type=float, default=600.0, help="time limit of a model")
+    parser.add_argument("--seconds", type=float, default=600.0, help="time limit per model")
     parser.add_argument("--memory", type=float, default=12.0, help="memory limit in GiB")
-    parser.add_argument("--fresh", action="store_true", help="forget earlier results")
-    parser.add_argument("--into", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--fresh", action="store_true", help="discard earlier results")
+    parser.add_argument("--into", type=Path, default=RESULTS, help="folder for the results")
     return parser
 
 
@@ -107,7 +107,7 @@ def giant(name: str) -> Record:
 
 @dataclass(frozen=True)
 class Section:
-    """What one section measures, on which models, and how it says so."""
+    """A section: its measurement, its models and its report."""
 
     measure: Callable[[str], Record]
     models: Callable[[], Iterable[str]]

@@ -1,7 +1,7 @@
-"""What calls cost that no example has shown: five hundred lengths or sizes, one after the other.
+"""The cost of calls with sizes that no example had: five hundred lengths or sizes in a row.
 
-A section of ``benchmarks/speed.py``. Networks are small, for the analyses are what is measured;
-a pass of the network itself is in all of the seconds.
+A section of ``benchmarks/speed.py``. Networks are small, because the analyses are to be measured;
+all times include the forward pass of the network.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _resnet() -> nn.Module:
     return model
 
 
-#: A model, and how its calls are made.
+#: Name -> how the model is built, and its call number n.
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Make]] = {
     "bert": (lambda: _transformer("Bert"), _words),
     "llama": (lambda: _transformer("Llama", use_cache=False), _words),
@@ -67,7 +67,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Make]] = {
 
 
 def calls(name: str) -> Record:
-    """Seconds and analyses for all sizes, the first time and again."""
+    """Seconds and number of analyses for all sizes, in a first and a second pass."""
     import autoeidetic
     from autoeidetic.calls import calls as made
 
@@ -112,7 +112,7 @@ def _all(net: Any, inputs: Make) -> float:
 
 
 def _lookup(net: Any, call: dict[str, Any]) -> float:
-    """Seconds that a known call takes to be looked up."""
+    """Seconds to look up a known call."""
     start = time.perf_counter()
     for _ in range(LOOKUPS):
         net._meet((), call)

@@ -1,4 +1,4 @@
-"""How the cost of a converted network grows: with width, depth, tasks and the share frozen.
+"""How the costs of a converted network grow with width, depth, tasks and the frozen share.
 
 The section ``growth`` of ``benchmarks/speed.py``. One quantity changes at a time, in an MLP and in
 a small ViT; plain model, converted one and the reference's masks alternate in one process.
@@ -26,7 +26,7 @@ PRUNINGS = 3
 
 @dataclass(frozen=True)
 class Point:
-    """A network and what was learned before: ``tasks`` finished ones with ``frozen`` of it."""
+    """A network with ``tasks`` finished tasks, which own the share ``frozen`` of the units."""
 
     kind: str
     axis: str
@@ -92,7 +92,7 @@ def network(point: Point) -> tuple[nn.Module, Tensor]:
 
 
 def learned(model: nn.Module, x: Tensor, point: Point) -> dict[str, Any]:
-    """The networks with some tasks finished, in the middle of the next one."""
+    """The plain model, and both others with the finished tasks and the next one open."""
     net, reference = converted(model, x), masked(model, x)
     share = point.frozen / point.tasks
     for task in range(point.tasks):
@@ -104,7 +104,7 @@ def learned(model: nn.Module, x: Tensor, point: Point) -> dict[str, Any]:
 
 
 def _prunings(ways: dict[str, Any], plain: Any) -> dict[str, tuple[float, float]]:
-    """Half of what the open task has, against a training step of the plain model."""
+    """Time to prune half of the open task and finish it, and of a step of the plain model."""
 
     def pruned(net: Any) -> None:
         net.prune(0.5)
@@ -116,7 +116,7 @@ def _prunings(ways: dict[str, Any], plain: Any) -> dict[str, tuple[float, float]
 
 
 def _bytes(ways: dict[str, Any]) -> Record:
-    """Parameters and buffers; for the reference the masked weights besides."""
+    """Bytes of parameters and buffers; for the reference also of the masked weights."""
     sizes = {way: state_bytes(net) for way, net in ways.items()}
     sizes["reference"] += _masked_weights(ways["reference"])
     plain = sizes["plain"]
@@ -132,7 +132,7 @@ def _masked_weights(reference: ReferenceNet) -> int:
 
 
 def growth_report(records: list[Record]) -> str:
-    """Ratios to the plain model, ours and the reference's, one table for each quantity."""
+    """Ratios to the plain model for autoeidetic and the reference, one table per quantity."""
     known = [record for record in records if "error" not in record]
     lines = []
     for (kind, axis), group in groupby(known, key=lambda r: (r["kind"], r["axis"])):

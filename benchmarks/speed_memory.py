@@ -1,4 +1,4 @@
-"""What a converted network adds in bytes: to parameters and buffers, to its file, in all.
+"""The bytes that conversion adds to parameters and buffers, to the saved file, and in total.
 
 The section ``memory`` of ``benchmarks/speed.py``.
 """
@@ -17,12 +17,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from autoeidetic.commands.benchmark.runner import Record
 from benchmarks.workloads import build, converted, masked
 
-BEFORE, AFTER = 0.1, 1.1  # of the model's bytes, of the frozen values' bytes
+BEFORE, AFTER = 0.1, 1.1  # budgets, relative to the model's and the frozen values' bytes
 STATE, FILE, ALIVE = "parameters and buffers", "file", "all tensors alive"
 
 
 def memory(name: str) -> Record:
-    """Added bytes before the first ``finish_task`` and after it, ours and the reference's."""
+    """Added bytes before and after the first ``finish_task``, also for the reference."""
     model, x, labels = build(name)
     plain = state_bytes(model)
     others = [*model.parameters(), *model.buffers(), x, labels]
@@ -45,7 +45,7 @@ def memory(name: str) -> Record:
 
 
 def _of_reference(model: nn.Module, x: Tensor) -> dict[str, int]:
-    """What its masks add after a forward pass; the same whatever is frozen."""
+    """The bytes that its masks add after a forward pass, independent of what is frozen."""
     plain, before = state_bytes(model), alive_bytes()
     net = masked(model, x)
     net(x)
@@ -72,7 +72,7 @@ def state_bytes(model: nn.Module) -> int:
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """The bytes behind some tensors, each storage once."""
+    """The bytes of the tensors' storages, each counted once."""
     storages = [t.untyped_storage() for t in tensors if t.device.type == "cpu"]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
@@ -84,7 +84,7 @@ def file_bytes(net: Any) -> int:
 
 
 def alive_bytes() -> int:
-    """Whatever is held anywhere in this process; tensors of torch's compiler hold no bytes."""
+    """The bytes of all tensors in this process; fake tensors of torch's compiler have none."""
     gc.collect()
     found = (o for o in gc.get_objects() if issubclass(type(o), Tensor))
     return storage_bytes(o for o in found if not isinstance(o, FakeTensor))

@@ -1,4 +1,4 @@
-"""How long a converted network takes: training steps, evaluation, pruning.
+"""The time of training steps, evaluation and pruning of a converted network.
 
 Sections of ``benchmarks/speed.py``. The plain model, the converted one and the reference
 implementation's way of masking alternate in one process; see README.md in this directory.
@@ -22,8 +22,14 @@ from benchmarks.reference_masks import ReferenceNet
 from benchmarks.workloads import CLASSES, build, converted, masked
 
 Action = Callable[[], object]
-PRUNED = (0.8, 0.75, 2 / 3, 0.5, 0.0)  # by each of five tasks: each keeps a fifth of all
-LONGEST = 30.0  # seconds for the rounds of one comparison
+PRUNED = (
+    0.8,
+    0.75,
+    2 / 3,
+    0.5,
+    0.0,
+)  # share pruned by each of five tasks: each keeps a fifth of all units
+LONGEST = 30.0  # time limit of the rounds of one comparison, in seconds
 ROUNDS = 40
 WARM_UPS = 3
 PRUNINGS = 7
@@ -33,16 +39,16 @@ PRUNINGS = 7
 
 
 def timed(action: Action) -> tuple[float, float]:
-    """Seconds of one call by the clock, and of the processor."""
+    """Wall-clock seconds and processor seconds of one call."""
     cpu = time.process_time()
     return seconds_of(action), time.process_time() - cpu
 
 
 def compare(ways: dict[str, Action]) -> Record:
-    """All by turns, in every order; medians, and the medians of each round's ratios.
+    """Time all variants in alternating order; medians of seconds and of each round's ratios.
 
-    Ratios are to the plain model. The processor's time tells what a shared machine hides, and
-    nothing of waiting.
+    Ratios are relative to the plain model. Processor time is robust against other work on the
+    machine, but does not include waiting.
     """
     for _ in range(WARM_UPS):
         for action in ways.values():
@@ -58,7 +64,7 @@ def compare(ways: dict[str, Action]) -> Record:
 
 
 def ratios(rounds: list[dict[str, tuple[float, float]]]) -> Record:
-    """Of seconds by the clock and of the processor, for each way in each round."""
+    """Median seconds and ratios, by wall clock and by processor time."""
     record: Record = {"rounds": len(rounds)}
     for name in rounds[0]:
         prefix = "" if name == "converted" else f"{name}_"

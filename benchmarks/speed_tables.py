@@ -1,4 +1,4 @@
-"""The tables of ``benchmarks/speed.py``, as Markdown."""
+"""The Markdown tables of ``benchmarks/speed.py``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from autoeidetic.commands.benchmark.runner import Record
 
 
 def compare_report(records: list[Record]) -> str:
-    """Every model, then the median and the worst ratios."""
+    """A table of all models, then the median and worst ratios."""
     lines = ["| model | analyze (s) | torch.export (s) | ratio | Torch-Pruning (s) | ratio |"]
     lines.append("|---|---|---|---|---|---|")
     lines.extend(_compare_row(record) for record in records)
@@ -16,7 +16,7 @@ def compare_report(records: list[Record]) -> str:
 
 
 def compare_summary(records: list[Record]) -> list[str]:
-    """The ratios, and what failed."""
+    """The ratios and the failures."""
     ways = (("export", "torch.export"), ("torch_pruning", "Torch-Pruning"))
     lines = [_summary(records, way, title) for way, title in ways]
     failures = [
@@ -25,7 +25,7 @@ def compare_summary(records: list[Record]) -> list[str]:
         for way, text in _errors(record).items()
     ]
     if failures:
-        lines += ["", "What failed:", "", *failures]
+        lines += ["", "Failures:", "", *failures]
     return lines
 
 
@@ -77,7 +77,7 @@ def giant_report(records: list[Record]) -> str:
 
 
 def cost_report(records: list[Record]) -> str:
-    """Every comparison of a converted network with the plain one, and its budget."""
+    """All comparisons of a converted network with the plain model, and their budgets."""
     return _cost_table(records, "plain (ms)", "converted (ms)", 1e3)
 
 

@@ -1,4 +1,4 @@
-"""The models that the cost of a converted network is measured on, with their batches."""
+"""The models and batches on which the costs of a converted network are measured."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def mlp(*widths: int) -> nn.Module:
 
 
 def masked(model: nn.Module, x: Tensor) -> ReferenceNet:
-    """A copy that is masked as in the reference implementation, ready to train task 0."""
+    """A copy with the masks of the reference implementation, ready to train task 0."""
     return ReferenceNet(copy.deepcopy(model), x)
 
 

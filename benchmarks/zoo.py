@@ -1,10 +1,10 @@
-"""Convert whole zoos of models: ``autoeidetic benchmark``, with its results kept here.
+"""Convert many models: ``autoeidetic benchmark`` with its results in benchmarks/results/.
 
-    python benchmarks/zoo.py --families --compare --verify      # the smallest of each family
-    python benchmarks/zoo.py --all --only analyze --workers 2   # every name that timm has
+    python benchmarks/zoo.py --families --compare --verify      # smallest of each timm family
+    python benchmarks/zoo.py --all --only analyze --workers 2   # every timm model
     python benchmarks/zoo.py --torchvision --transformers --verify
 
-See README.md in this directory for what is measured.
+README.md in this directory describes the measurements.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ def test_the_variable_names_the_directory(
     assert data.data_directory(tmp_path) == tmp_path, "an argument comes first"
     monkeypatch.delenv(data.VARIABLE)
     monkeypatch.setattr(data, "DEFAULT", tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"nowhere with data; set AUTOEIDETIC_DATA"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist; set AUTOEIDETIC_DATA"):
         data.split_mnist()
 
 
@@ -227,7 +227,7 @@ def damaged(change: Callable[[bytes], bytes], compress: bool = True) -> bytes:
     [
         (damaged(lambda c: c[:-5], compress=False), "is damaged: Compressed file ended"),
         (damaged(lambda c: b"no" + c, compress=False), "is damaged: Not a gzipped file"),
-        (damaged(lambda c: c[:-1]), r"is damaged: 3 values where \(4,\) are promised"),
+        (damaged(lambda c: c[:-1]), r"is damaged: it has 3 values, but its header says \(4,\)"),
         (damaged(lambda c: c[:6]), "is damaged: it ends in its header"),
         (damaged(lambda c: b"\0\0\x0d" + c[3:]), "is not an idx file of unsigned bytes"),
         (damaged(lambda c: b""), "is not an idx file of unsigned bytes"),

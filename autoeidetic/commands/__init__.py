@@ -1,4 +1,8 @@
-"""The command line, one module for each command."""
+"""The command line: one module or package for each command.
+
+Each has ``EXAMPLES`` (the end of its help text), ``add(parser)`` (its options) and
+``run(options)``, which returns the exit code or None for 0.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +16,20 @@ from typing import NoReturn
 from .. import __version__
 from ..errors import AutoeideticError
 
-#: The purpose of each. A module is imported when its command is called: torchvision takes seconds.
+#: Command -> its purpose. A command's module is imported only when that command is called, because
+#: torchvision and timm take seconds to import.
 COMMANDS = {
-    "demo": "learn five tasks beside ordinary fine-tuning, and make a page of it",
+    "demo": "learn five tasks, compare with ordinary fine-tuning, and write a report page",
     "inspect": "print the channel structure of a model",
-    "visualize": "draw how a model hangs together",
+    "visualize": "draw the channel dependencies of a model",
     "train": "learn a folder of images for each task, one task after another",
-    "verify": "check that a saved network is what it was when its tasks were finished",
-    "benchmark": "convert many models and report what came of it",
+    "verify": "check that a saved network is unchanged since its tasks were finished",
+    "benchmark": "convert many models and report the results",
 }
 
 
 class _Parser(argparse.ArgumentParser):
-    """What is wrong in one line, without all the options."""
+    """A parser that reports an error in one line, without the usage text."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
@@ -34,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        0 when it worked; 1 when it found something wrong; 2, and one line on stderr, when the user
-        can fix it; 130 when it was interrupted.
+        0 on success; 1 when a check failed; 2, with one line on stderr, for an error that the user
+        can fix; 130 when interrupted.
     """
     typed = list(sys.argv[1:] if argv is None else argv)
     options = _parser(called=typed[0] if typed else "").parse_args(typed)
@@ -49,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("autoeidetic: stopped", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader, `head` for instance, has seen enough
+    except BrokenPipeError:  # the reader, for instance `head`, has closed the pipe
+        # Python flushes stdout once more at exit, which would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code or 0
@@ -59,7 +65,7 @@ def _parser(called: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="autoeidetic",
         description="Networks that learn task after task and cannot forget.",
-        epilog="autoeidetic COMMAND --help tells more, with examples.",
+        epilog="See autoeidetic COMMAND --help for options and examples.",
     )
     parser.add_argument("--version", action="version", version=f"autoeidetic {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -70,7 +76,7 @@ def _parser(called: str) -> argparse.ArgumentParser:
             description=purpose[0].upper() + purpose[1:] + ".",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        if name == called:
+        if name == called:  # only this command's module is imported
             module = import_module(f".{name}", __name__)
             command.epilog = module.EXAMPLES
             module.add(command)

@@ -1,4 +1,4 @@
-"""``autoeidetic inspect MODEL``: its groups of channels, what is locked, what can be divided."""
+"""``autoeidetic inspect MODEL``: print the groups of channels and what is locked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ examples:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the options of the command."""
     add_model(parser)
     add_json(parser)
 

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """MODEL and --input."""
+    """Add MODEL and --input."""
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -22,18 +22,18 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         metavar="SHAPE",
         action="append",
         type=_shape,
-        help="shape of an input tensor, such as 2,3,32,32 (repeat it for several inputs); may be "
-        "left out for timm, torchvision and transformers models",
+        help="shape of an input tensor, such as 2,3,32,32 (repeat for several inputs); not needed "
+        "for timm, torchvision and transformers models",
     )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """--json."""
+    """Add --json."""
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def example_inputs(options: argparse.Namespace) -> tuple[Tensor, ...] | None:
-    """What --input says."""
+    """Meta tensors of the shapes given by --input; None without --input."""
     shapes = options.input
     return None if not shapes else tuple(torch.empty(s, device="meta") for s in shapes)
 
@@ -49,7 +49,7 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def at_least(least: int, unit: str) -> Callable[[str], int]:
-    """A type of options: whole numbers from ``least`` on."""
+    """An argparse type for whole numbers of at least ``least``."""
 
     def parse(text: str) -> int:
         if not text.isdecimal() or int(text) < least:

@@ -1,4 +1,4 @@
-"""``autoeidetic train MODEL --tasks DIR DIR ...``: a folder of images for each task."""
+"""``autoeidetic train MODEL --tasks DIR DIR ...``: learn one folder of images per task."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ examples:
   autoeidetic train resnet18 --pretrained --tasks pets flowers --output run
   autoeidetic train resnet18 --pretrained --tasks pets flowers cars --output run   # one more
   autoeidetic train vit_tiny_patch16_224 --size 96 --tasks pets flowers --output other
-A folder holds train/CLASS/*.jpg and val/CLASS/*.jpg (or test), or CLASS/*.jpg alone, of which a
-fifth is held out. The same command goes on where it was stopped; with more folders at the end it
-learns them, and what was finished stays as it is, bit for bit.
+A folder holds train/CLASS/*.jpg and val/CLASS/*.jpg (or test), or only CLASS/*.jpg, of which a
+fifth is held out for testing. The same command resumes a stopped run; folders added at the end are
+learned as further tasks. Finished tasks stay the same, bit for bit.
 """
 ROUTERS = ("learned", "entropy", "energy", "mahalanobis", "none")
-#: What all tasks of a run have in common.
+#: Options that must be the same for all tasks of a run; stored in its record and compared.
 _COMMON = "model size pretrained seed epochs most step tolerance pruning".split()
 _RATE, _PRETRAINED_RATE = 1e-3, 3e-4
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the options of the command."""
     config = TrainConfig(pruning="hybrid", tolerance=0.01, max_epochs=30)
     option = parser.add_argument
     option(
@@ -51,25 +51,32 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="a timm name, torchvision:NAME, or package.module:factory (with --size)",
     )
-    option("--tasks", metavar="DIR", nargs="+", required=True, help="a folder for each task")
-    option("--output", metavar="RUN", required=True, help="a folder for the network and its record")
+    option("--tasks", metavar="DIR", nargs="+", required=True, help="one folder per task")
+    option("--output", metavar="RUN", required=True, help="folder for the network and its record")
     option(
         "--pretrained",
         action="store_true",
-        help="start from pretrained values, which units keep until a task uses them",
+        help="start from pretrained values; units keep them until a task uses them",
     )
     option(
-        "--size", metavar="N", type=at_least(1, "pixels"), help="of images; by default the model's"
+        "--size",
+        metavar="N",
+        type=at_least(1, "pixels"),
+        help="side of the images; by default the model's own",
     )
     option(
         "--epochs",
         metavar="N",
         type=at_least(1, "epochs"),
         default=config.max_epochs,
-        help="of training at most, before pruning (%(default)s)",
+        help="maximum number of training epochs before pruning (%(default)s)",
     )
     option(
-        "--batch-size", metavar="N", type=at_least(2, "images"), default=32, help="(%(default)s)"
+        "--batch-size",
+        metavar="N",
+        type=at_least(2, "images"),
+        default=32,
+        help="images per training step (%(default)s)",
     )
     option(
         "--lr",
@@ -82,55 +89,62 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         type=float,
         default=config.most,
-        help="the share of its units that a task gives up at most (%(default)s)",
+        help="largest share of its units that a task gives up (%(default)s)",
     )
     option(
         "--step",
         metavar="X",
         type=float,
         default=config.step,
-        help="the share that one round of pruning gives up (%(default)s)",
+        help="share given up in one round of pruning (%(default)s)",
     )
     option(
         "--tolerance",
         metavar="X",
         type=float,
         default=config.tolerance,
-        help="what pruning may cost of the accuracy on training images (%(default)s)",
+        help="loss of training accuracy that pruning may cause (%(default)s)",
     )
     option(
         "--pruning",
         metavar="SCORE",
         default=config.pruning,
-        help="hybrid, l1, l2, taylor or random (%(default)s)",
+        help="pruning score: hybrid, l1, l2, taylor or random (%(default)s)",
     )
     option(
         "--augment",
         choices=AUGMENTATIONS,
         default="light",
-        help="how training images are changed at random: not at all; cropped and mirrored; as timm "
-        "does it for ImageNet (%(default)s)",
+        help="random changes to training images: none; light: crop and mirror; full: timm's "
+        "ImageNet augmentation (%(default)s)",
     )
     option(
         "--router",
         choices=ROUTERS,
         default="learned",
-        help="what finds the task of an image when nobody tells it (%(default)s)",
+        help="predicts the task of an image when it is not given (%(default)s)",
     )
-    option("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(%(default)s)")
+    option(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="where to train; auto prefers CUDA (%(default)s)",
+    )
     option(
         "--workers",
         metavar="N",
         type=at_least(0, "processes"),
         default=min(4, (os.cpu_count() or 1) - 1),
-        help="processes that read images (%(default)s)",
+        help="processes that load images (%(default)s)",
     )
-    option("--seed", metavar="N", type=int, default=0, help="(%(default)s)")
-    option("--quiet", action="store_true", help="print the result and nothing else")
+    option("--seed", metavar="N", type=int, default=0, help="random seed (%(default)s)")
+    option("--quiet", action="store_true", help="print only the result")
     add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    # Everything that can be checked cheaply is checked before the model is built: settings, device,
+    # name, folders, the record of an earlier call, and the images of tasks that are still to come.
     config = TrainConfig(
         pruning=options.pruning,
         step=options.step,
@@ -165,14 +179,14 @@ def run(options: argparse.Namespace) -> int:
             progress=progress,
         )
     except KeyboardInterrupt:
-        print("autoeidetic: stopped; the same command goes on from here", file=sys.stderr)
+        print("autoeidetic: stopped; run the same command to resume", file=sys.stderr)
         return 130
     except InputError as error:
         raise _plain(error) from error
     except torch.OutOfMemoryError as error:
         raise InputError(
-            f"the memory of the device does not suffice for batches of {options.batch_size} images",
-            remedy="pass a smaller --batch-size; the command goes on where it was stopped",
+            f"the device has too little memory for batches of {options.batch_size} images",
+            remedy="pass a smaller --batch-size; the run resumes where it stopped",
         ) from error
     result = _result(learned, made.net, options)
     print(files.to_json(result).decode().rstrip() if options.json else _report(learned, result))
@@ -184,25 +198,27 @@ def _rate(options: argparse.Namespace) -> float:
     if rate is None:
         return _PRETRAINED_RATE if options.pretrained else _RATE
     if not 0 < rate < float("inf"):
-        raise InputError(f"--lr {rate:g} is not a learning rate", remedy="pass 0.001, say")
+        raise InputError(
+            f"--lr {rate:g} is not a learning rate", remedy="pass a positive number such as 0.001"
+        )
     return rate
 
 
 def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("there is no CUDA device here", remedy="leave --device out")
+        raise InputError("no CUDA device is available", remedy="omit --device")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def _seed(seed: int) -> None:
-    """Everything that augmentation draws from."""
+    """Seed all generators that augmentation draws from: torch, random and NumPy."""
     torch.manual_seed(seed % 2**63)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 def _plain(error: InputError) -> InputError:
-    """Of an error in a process that reads images torch makes one that tells its traceback."""
+    """Strip the worker's traceback, which torch prepends to an error in a loading process."""
     words = error.fact.rpartition(f"{InputError.__name__}: ")[2]
     fact, _, remedy = words.partition("\n  remedy: ")
     return InputError(fact.strip(), place=error.place, remedy=remedy.strip() or error.remedy)
@@ -218,7 +234,7 @@ def _lesson(
         "num_workers": options.workers,
         "pin_memory": device.type == "cuda",
     }
-    # a batch norm cannot learn from a single image
+    # A batch norm cannot train on a single image, so a last batch of one image is dropped.
     single = len(train) % size == 1
     return Lesson(
         train=DataLoader(train, shuffle=True, drop_last=single, **common),
@@ -228,15 +244,15 @@ def _lesson(
     )
 
 
-# -- what is printed ---------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------
 
 
 def _introduce(made: ImageModel, tasks: tuple[ImageTask, ...]) -> None:
     _, height, width = made.data["input_size"]
     for task in tasks:
         print(
-            f"{task.name}: {len(task.classes)} classes, {len(task.train)} images to learn from, "
-            f"{len(task.test)} to be tested on, as {height} x {width} pixels",
+            f"{task.name}: {len(task.classes)} classes, {len(task.train)} training images, "
+            f"{len(task.test)} test images, {height} x {width} pixels",
             file=sys.stderr,
         )
 
@@ -244,6 +260,7 @@ def _introduce(made: ImageModel, tasks: tuple[ImageTask, ...]) -> None:
 def _result(learned: Run, net: EideticNet, options: argparse.Namespace) -> dict[str, Any]:
     checkpoint = Path(options.output) / "network.safetensors"
     command = ["autoeidetic", "verify", str(checkpoint)]
+    # A network whose model no library can rebuild needs --model to be verified.
     if "why_not" in rebuild.recipe(net.backbone, net.blueprint.heads[0].size):
         command += ["--model", options.model]
     evaluation = learned.to_dict()["tasks"][-1]["evaluation"]

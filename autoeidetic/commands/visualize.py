@@ -1,4 +1,4 @@
-"""``autoeidetic visualize MODEL``: a page or a picture of how it hangs together."""
+"""``autoeidetic visualize MODEL``: draw the channel dependencies as a page or a picture."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from ..draw import FORMATS, Drawing, describe, save
 from ..draw.failure import attempt
 from ..errors import AutoeideticError, InputError
-from .images.model_names import built, find_model, inspect_model
+from .images.model_names import build_model, find_model, inspect_model
 from .options import add_model, at_least, example_inputs
 
 EXAMPLES = """\
@@ -24,21 +24,23 @@ examples:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the options of the command."""
     add_model(parser)
     parser.add_argument(
         "-o",
         "--output",
         metavar="FILE",
-        help="a name that ends in .html (the default), .svg, .png, .dot, .mmd, .graphml or .json",
+        help="file ending in .html (the default), .svg, .png, .dot, .mmd, .graphml or .json",
     )
-    parser.add_argument("--format", choices=FORMATS, help="instead of the ending of the name")
+    parser.add_argument(
+        "--format", choices=FORMATS, help="format, if the file name does not end in it"
+    )
     parser.add_argument(
         "--depth",
         type=at_least(1, "levels"),
         metavar="N",
-        help="open modules N levels deep in .svg, .png, .dot and .mmd; by default as far as one "
-        "can still read it",
+        help="open modules N levels deep in .svg, .png, .dot and .mmd; by default as deep as the "
+        "drawing stays readable",
     )
 
 
@@ -48,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
     format = options.format or path.suffix.removeprefix(".").lower()
     if format not in FORMATS:
         raise InputError(
-            f"the name {str(path)!r} tells no format of drawings",
+            f"the file name {str(path)!r} does not end in a drawing format",
             remedy=f"end it in one of {', '.join(f'.{f}' for f in FORMATS)}, or pass --format",
         )
     drawing = draw_model(options.model, example_inputs(options))
@@ -59,10 +61,13 @@ def run(options: argparse.Namespace) -> None:
 
 
 def draw_model(name: str, inputs: tuple[Tensor, ...] | None) -> Drawing:
-    """Draw a model; one that fails as far as it gets, with its weights when it fails without."""
+    """Draw a model; one that cannot be analysed is drawn up to the point of failure.
+
+    The first attempt builds the model without memory for its weights, the second one with them.
+    """
     try:
         return describe(inspect_model(name, inputs), title=name)
     except InputError:
         raise
     except AutoeideticError:
-        return attempt(built(name, find_model(name)), inputs, title=name)
+        return attempt(build_model(name, find_model(name)), inputs, title=name)

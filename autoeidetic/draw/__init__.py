@@ -1,4 +1,4 @@
-"""Drawings of models: one neutral description, and the formats that are made of it."""
+"""Drawings of models: one format-independent description, and the formats written from it."""
 
 from .drawing import describe
 from .elements import Drawing

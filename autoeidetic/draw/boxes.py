@@ -1,10 +1,14 @@
-"""Boxes: which operators of a captured graph are drawn as one node, and which are not drawn.
+"""The boxes of a drawing: which operators of a graph form one node, and which are not drawn.
 
-One box per call of a layer (a module with parameters whose inner modules have none), with all
-that happens inside; one per call of a module without parameters (an activation, a pooling); one
-per remaining operator; one per parameter that a model's own code uses. A module that is called
-twice has two boxes. What only moves data (a view, a slice, a permutation), and arithmetic with
-constants, is left out: arrows go through it.
+There is one box for each
+
+- call of a layer (a module with parameters whose inner modules have none), with all its operators;
+- call of a module without parameters (an activation, a pooling);
+- other operator;
+- parameter that the code of a container module uses itself.
+
+A module that is called twice has two boxes. Operators that only move data (a view, a slice, a
+permutation) and arithmetic with constants are not drawn: arrows pass through them.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from ..capture.graph import Capture, operator_name
 
+#: Operators that move data and compute nothing.
 _MOVES = {"getitem", "storage_write"} | {
     f"aten.{name}"
     for name in "view reshape _unsafe_view flatten unflatten squeeze unsqueeze transpose t permute "
@@ -33,10 +38,10 @@ _ARITHMETIC = {f"aten.{name}" for name in ("add", "sub", "mul", "div", "rsub", "
 
 @dataclass(frozen=True)
 class Box:
-    """A node of the drawing, as it is found in the graph.
+    """A node of the drawing, as found in the graph.
 
-    ``scope`` are the module calls around it, ``steps`` the operators in it, ``value`` what comes
-    out of it.
+    ``scope`` has the ids of the module calls around it, the outermost first; ``steps`` its
+    operators; ``value`` its result.
     """
 
     kind: str
@@ -49,7 +54,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Flow:
-    """A value on its way into a box: who made it, and the operator that takes it."""
+    """A value that enters a box: ``source`` and ``target`` are boxes, ``step`` reads the value."""
 
     source: int
     target: int
@@ -59,21 +64,21 @@ class Flow:
 
 @dataclass
 class Boxes:
-    """Boxes in the order of their first operator, and the values that go between them.
+    """Boxes in the order of their first operator, and the values that flow between them.
 
-    ``trained``: the paths of modules that have parameters.
+    ``trained``: the paths of modules that have parameters, themselves or further inside.
     """
 
     capture: Capture
     trained: set[str]
     boxes: list[Box] = field(default_factory=list)
     flows: list[Flow] = field(default_factory=list)
-    #: The box that a value comes from, straight or through operators that are not drawn.
+    #: Value -> the box it comes from, directly or through operators that are not drawn.
     source: dict[fx.Node, int] = field(default_factory=dict)
 
 
 def find_boxes(capture: Capture) -> Boxes:
-    """Find the boxes of a graph, which may be one that ends in the middle."""
+    """Find the boxes of a graph, which may end early when the capture failed."""
     found = Boxes(capture, _with_parameters(capture))
     leaf_of = _leaf_calls(found)
     placeholders = [n for n in capture.graph.nodes if n.op == "placeholder"]
@@ -81,14 +86,18 @@ def find_boxes(capture: Capture) -> Boxes:
         name = "input" if len(placeholders) == 1 else str(node.target)
         found.source[node] = len(found.boxes)
         found.boxes.append(Box("input", "input", name, (), (node,), node))
-    for call, steps in _units(capture, leaf_of):
-        _add_unit(found, call, steps)
+    for call, steps in _operators_by_call(capture, leaf_of):
+        _add_operators(found, call, steps)
     _add_outputs(found)
     return _without_dead_ends(found)
 
 
 def _leaf_calls(found: Boxes) -> dict[int, int]:
-    """For every module call the outermost call around it that is drawn as one box; -1: none."""
+    """Module call -> the outermost call around it (or itself) that is drawn as one box; -1: none.
+
+    A call is a container, which is never one box, if a module with parameters is called inside it.
+    Parametrizations (weight norm and others) are part of their layer, not modules inside it.
+    """
     calls = found.capture.calls
     containers: set[int] = set()
     for call in calls.values():
@@ -112,8 +121,10 @@ def _with_parameters(capture: Capture) -> set[str]:
     return found
 
 
-def _units(capture: Capture, leaf_of: dict[int, int]) -> Iterator[tuple[int, tuple[fx.Node, ...]]]:
-    """The operators in order, those of one leaf call together; -1 for those of no such call."""
+def _operators_by_call(
+    capture: Capture, leaf_of: dict[int, int]
+) -> Iterator[tuple[int, tuple[fx.Node, ...]]]:
+    """The operators in order: those of one leaf call together, others one by one with call -1."""
     steps: list[fx.Node] = []
     current = -1
     for node in capture.graph.nodes:
@@ -130,13 +141,15 @@ def _units(capture: Capture, leaf_of: dict[int, int]) -> Iterator[tuple[int, tup
         yield current, tuple(steps)
 
 
-def _add_unit(found: Boxes, call: int, steps: tuple[fx.Node, ...]) -> None:
+def _add_operators(found: Boxes, call: int, steps: tuple[fx.Node, ...]) -> None:
+    """Add a box for these operators and the values that enter it, or pass their source on."""
     capture, own = found.capture, set(steps)
     path = capture.calls[call].path if call >= 0 else ""
     layer = call >= 0 and path in found.trained
     entering = [
         (value, step) for step in steps for value in step.all_input_nodes if value not in own
     ]
+    # A layer's parameters belong to its box. Outside of layers, a parameter gets a box of its own.
     for value, step in entering:
         if not layer and _is_parameter(capture, value) and value not in found.source:
             found.source[value] = len(found.boxes)
@@ -144,11 +157,13 @@ def _add_unit(found: Boxes, call: int, steps: tuple[fx.Node, ...]) -> None:
             found.boxes.append(Box("layer", "Parameter", str(value.target), scope, (value,), value))
     sources = {found.source[value] for value, _ in entering if value in found.source}
     if not layer and not any(value in found.source for value, _ in entering):
-        return  # computed from constants alone
+        return  # computed from constants only
     if not layer and _passes(found, steps, sources):
+        # not drawn: arrows from the results start at the box that the data comes from
         for step in steps:
             found.source[step] = next(iter(sources))
         return
+    # Inner results of a layer may be read outside, so every operator points to the box.
     target = len(found.boxes)
     for step in steps:
         found.source[step] = target
@@ -165,13 +180,14 @@ def _is_parameter(capture: Capture, node: fx.Node) -> bool:
 
 
 def _passes(found: Boxes, steps: tuple[fx.Node, ...], sources: set[int]) -> bool:
-    """Does this only move data of one source, or reckon with constants?"""
+    """Whether the operators only move data of one source or combine it with constants."""
     if len(sources) != 1:
         return False
     for step in steps:
         name = operator_name(step)
         if name in _MOVES:
             continue
+        # Arithmetic passes one value through; with two it combines them and is drawn.
         live = [node for node in _operands(step) if node in found.source or node in steps]
         if name not in _ARITHMETIC or len(live) > 1:
             return False
@@ -179,7 +195,7 @@ def _passes(found: Boxes, steps: tuple[fx.Node, ...], sources: set[int]) -> bool
 
 
 def _operands(node: fx.Node) -> list[fx.Node]:
-    """Every tensor that an operator is given; one that is given twice counts twice."""
+    """All tensor operands; one that is passed twice (``x * x``) counts twice."""
     leaves = pytree.tree_leaves((node.args, node.kwargs))
     return [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
 
@@ -196,7 +212,7 @@ def _box(capture: Capture, call: int, layer: bool, steps: tuple[fx.Node, ...]) -
 
 
 def _first(step: fx.Node) -> fx.Node:
-    """The first result of an operator that has several."""
+    """The result of an operator; the first one if it has several."""
     if "shape" in step.meta:
         return step
     parts = [user for user in step.users if operator_name(user) == "getitem"]
@@ -217,7 +233,10 @@ def _add_outputs(found: Boxes) -> None:
 
 
 def _without_dead_ends(found: Boxes) -> Boxes:
-    """Leave out operators whose results nobody uses; of a graph that ends early they all stay."""
+    """Remove operators whose results are not used; all stay in a graph that ends early.
+
+    Removing one can make the operators before it unused, hence the loop.
+    """
     if not found.capture.outputs:
         return found
     kept = set(range(len(found.boxes)))

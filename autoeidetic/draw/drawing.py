@@ -1,4 +1,4 @@
-"""Drawing: from an analysis to the description that every format is made of."""
+"""From an analysis to the description of a drawing, which every format is written from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..capture.graph import Capture, operator_name
 from ..report.dependencies import Dependencies
 from ..tasks.network import Network
 from .boxes import Box, Boxes, find_boxes
-from .elements import Drawing, DrawnGroup, Edge, Module, Node, Part, Summary
+from .elements import Drawing, DrawnGroup, Edge, GroupRole, Module, Node, Summary
 from .groups import draw_groups
 from .layers import Layers
 from .meaning import Meaning
@@ -30,7 +30,7 @@ _SHORT_NAMES = {
 
 
 def describe(deps: Dependencies, net: Network | None = None, title: str = "") -> Drawing:
-    """Everything there is to draw of an analysed model; with a network, of its tasks, too.
+    """Describe an analysed model; with a network, also the owners of its units.
 
     One node stands for one call of a layer or for one operator; see
     :mod:`autoeidetic.draw.boxes`.
@@ -58,9 +58,10 @@ def describe(deps: Dependencies, net: Network | None = None, title: str = "") ->
 
 
 def describe_capture(capture: Capture, title: str = "") -> tuple[Drawing, dict[fx.Node, str]]:
-    """A captured graph without any analysis: boxes and arrows, no groups.
+    """Describe a captured graph without an analysis: boxes and arrows, no groups.
 
-    Also the id of the node that each operator is drawn in, or that its value comes from.
+    Also returns, for each operator, the id of the node that contains it or that its value comes
+    from.
     """
     found = find_boxes(capture)
     ids = {node: f"n{box}" for node, box in found.source.items()}
@@ -70,14 +71,16 @@ def describe_capture(capture: Capture, title: str = "") -> tuple[Drawing, dict[f
 def _describe(found: Boxes, meaning: Meaning | None, title: str) -> Drawing:
     capture = found.capture
     layers = Layers(capture, found.boxes)
+    # Edges first: modules are compared by their edges to find repeated blocks, and groups are
+    # coloured by their neighbours.
     edges = _edges(found, layers, meaning)
     arrows = [(int(e.source[1:]), int(e.target[1:]), e.kind) for e in edges]
     modules, home = list_modules(found, layers, arrows)
     groups: tuple[DrawnGroup, ...] = ()
-    parts: dict[int, tuple[Part, ...]] = {}
+    roles: dict[int, tuple[GroupRole, ...]] = {}
     if meaning is not None:
-        groups, parts = draw_groups(meaning, found, layers, edges)
-    nodes = _nodes(found, layers, meaning, home, groups, parts)
+        groups, roles = draw_groups(meaning, found, layers, edges)
+    nodes = _nodes(found, layers, meaning, home, groups, roles)
     title = title or capture.types.get("", "")
     return Drawing(title, _summary(capture, meaning), modules, nodes, edges, groups)
 
@@ -104,7 +107,7 @@ def _summary(capture: Capture, meaning: Meaning | None) -> Summary:
 
 
 def _edges(found: Boxes, layers: Layers, meaning: Meaning | None) -> tuple[Edge, ...]:
-    """One edge for all values of one kind that go from one box to another."""
+    """One edge for all values of the same kind between the same two boxes."""
     merged: dict[tuple[int, int, str], tuple[set[int], fx.Node]] = {}
     names = [list(layers.parameters(box).values()) for box in found.boxes]
     for flow in found.flows:
@@ -129,7 +132,7 @@ def _edges(found: Boxes, layers: Layers, meaning: Meaning | None) -> tuple[Edge,
 
 
 def _likely_kind(target: Box) -> str:
-    """Without an analysis: what the target's class says."""
+    """The kind of an edge guessed from the type of the target, without an analysis."""
     if target.kind != "layer":
         return "coupled"
     return "normalises" if "Norm" in target.type else "consumes"
@@ -148,7 +151,7 @@ def _nodes(
     meaning: Meaning | None,
     home: dict[int, Module],
     groups: Sequence[DrawnGroup],
-    parts: dict[int, tuple[Part, ...]],
+    roles: dict[int, tuple[GroupRole, ...]],
 ) -> tuple[Node, ...]:
     locked = {group.id: group.locked for group in groups}
     heads = set() if meaning is None else {head.layer for head in meaning.deps.heads}
@@ -159,8 +162,9 @@ def _nodes(
         calls[box.path] += bool(box.path)
         label = _label(box, home[index], calls[box.path])
         node = _node(found, layers, box, f"n{index}", home[index].id, label)
-        own = parts.get(index, ())
-        reasons = [locked[part.group] for part in own if part.role != "input"]
+        own = roles.get(index, ())
+        # A node that only reads a locked group is not locked itself.
+        reasons = [locked[each.group] for each in own if each.role != "input"]
         node = replace(
             node,
             kind="head" if box.kind == "layer" and box.path in heads else box.kind,
@@ -194,7 +198,7 @@ def _node(found: Boxes, layers: Layers, box: Box, ident: str, module: str, label
 
 
 def _label(box: Box, module: Module, call: int) -> str:
-    """The name inside the module's box; an operator's own name where there is none."""
+    """The path relative to the module's box, or the operator's name; ``#2`` marks a second call."""
     if not box.path:
         name = box.type.removeprefix("aten.").strip("_")
         return _SHORT_NAMES.get(name, name)

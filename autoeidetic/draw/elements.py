@@ -1,7 +1,7 @@
-"""What a drawing consists of: plain, frozen data, the one description that every format is made of.
+"""The elements of a drawing: plain, frozen data that every format is written from.
 
-Ids are strings. Names, operators and source lines are data from the user's model, and never
-markup; each format escapes them in its own way. Layout is no part of it.
+Ids are strings. Names, operators and source lines come from the user's model and are never markup;
+each format escapes them in its own way. The description contains no layout.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from typing import Any
 
 FORMAT = "autoeidetic-drawing"
 VERSION = 1
-#: Owners in a heat map that are no task: nobody yet, and the input, which every task may read.
+#: Owners in a heat map other than tasks: nobody yet, and the input, which every task may read.
 FREE = -1
 INPUT = -2
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """The place of a block in a run of consecutive blocks of the same structure."""
+    """Position of a block in a run of consecutive blocks of the same structure.
+
+    ``of`` is the id of the first block, ``count`` the number of blocks.
+    """
 
     of: str
     index: int
@@ -28,7 +31,7 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Module:
-    """A box that holds others: one call of a module, or a list of modules."""
+    """A box that contains others: one call of a module, or a list of modules."""
 
     id: str
     path: str
@@ -40,8 +43,8 @@ class Module:
 
 
 @dataclass(frozen=True)
-class Part:
-    """What a node does in a group."""
+class GroupRole:
+    """The role of a node in a group; ``input`` if its weight reads the group."""
 
     group: str
     role: str
@@ -51,8 +54,9 @@ class Part:
 class Node:
     """One call of a layer, one operator, an input, an output, or the place of a failure.
 
-    ``carries`` are the groups whose channels its value holds; ``units`` says how many units
-    there are in it. ``nested``: it is evaluated level by level.
+    ``groups`` are the groups whose parameters it has or reads; ``carries`` those whose channels its
+    result holds; ``units`` is the number of units in the result. ``nested``: evaluated level by
+    level.
     """
 
     id: str
@@ -66,7 +70,7 @@ class Node:
     parameter_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     units: int = 0
     line: str = ""
-    groups: tuple[Part, ...] = ()
+    groups: tuple[GroupRole, ...] = ()
     carries: tuple[str, ...] = ()
     locked: str = ""
     nested: bool = False
@@ -77,7 +81,8 @@ class Edge:
     """A value that goes from one node to another.
 
     ``kind``: ``consumes`` (a weight reads it), ``coupled`` (goes on channel by channel),
-    ``gates`` (the target needs it without a weight that could be zeroed), ``normalises``.
+    ``gates`` (the target needs it, and no weight that could be zeroed lies between),
+    ``normalises``.
     """
 
     source: str
@@ -90,10 +95,10 @@ class Edge:
 
 @dataclass(frozen=True)
 class DrawnGroup:
-    """A group of the analysis, and where it is in the drawing.
+    """A group of the analysis with its places in the drawing.
 
-    ``nodes`` are its members, ``readers`` have weights that read it, ``couplers`` are the
-    operators that hold it together.
+    ``nodes`` are its members; ``readers`` have weights that read it; ``couplers`` are the operators
+    that couple its members.
     """
 
     id: str
@@ -112,7 +117,7 @@ class DrawnGroup:
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """A task of a network, with the size of its heads."""
+    """A task of a network, with its number of classes."""
 
     name: str
     index: int
@@ -121,7 +126,7 @@ class TaskEntry:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a model could be drawn only in part, and where."""
+    """Why and where the analysis of a model failed, so that it is drawn only in part."""
 
     module: str
     operator: str
@@ -132,7 +137,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures of a model at a glance."""
+    """Key figures of a model."""
 
     parameters: int
     groups: int = 0
@@ -145,7 +150,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A model as boxes, arrows and groups; with tasks, who owns what."""
+    """A model as boxes, arrows and groups; for a network, also its tasks and owners."""
 
     title: str
     summary: Summary
@@ -158,7 +163,7 @@ class Drawing:
     failure: Failure | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data: the form that pages and other programs read."""
+        """Plain data, which the page and other programs read."""
         return {"format": FORMAT, "version": VERSION, **_plain(asdict(self))}
 
     def to_json(self, indent: int | None = None) -> str:
@@ -167,7 +172,7 @@ class Drawing:
 
 
 def _plain(value: Any) -> Any:
-    """Lists for tuples, as JSON has it."""
+    """Lists instead of tuples, as in JSON."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):

@@ -10,7 +10,7 @@ from typing import Any
 from ..couple.structure import Bond, Group, Lock
 from .boxes import Boxes
 from .colours import choose_colours
-from .elements import DrawnGroup, Edge, Part
+from .elements import DrawnGroup, Edge, GroupRole
 from .layers import Layers
 from .meaning import Meaning
 from .source_lines import short
@@ -27,12 +27,12 @@ class _Places:
 
 def draw_groups(
     meaning: Meaning, found: Boxes, layers: Layers, edges: Sequence[Edge]
-) -> tuple[tuple[DrawnGroup, ...], dict[int, tuple[Part, ...]]]:
+) -> tuple[tuple[DrawnGroup, ...], dict[int, tuple[GroupRole, ...]]]:
     """The groups, and for each box its part in them."""
     deps = meaning.deps
     ids = {group.name: f"g{number}" for number, group in enumerate(deps.groups)}
     couplers = _couplers(meaning, found, edges)
-    parts: dict[int, dict[Part, None]] = defaultdict(dict)
+    parts: dict[int, dict[GroupRole, None]] = defaultdict(dict)
     places = []
     for number, group in enumerate(deps.groups):
         nodes: dict[int, None] = {}
@@ -40,7 +40,7 @@ def draw_groups(
         for member in group.members:
             for box in layers.boxes_of(member):
                 (readers if member.role == "input" else nodes)[box] = None
-                parts[box][Part(f"g{number}", member.role)] = None
+                parts[box][GroupRole(f"g{number}", member.role)] = None
         places.append(_Places(sorted(nodes), sorted(readers), couplers[number]))
     colours = _colours(deps.groups, places, edges)
     locks = {lock.group: lock for lock in deps.locked}

@@ -1,4 +1,4 @@
-"""Modules: the tree of boxes as a list, parents before children, with repeats noted."""
+"""The tree of module boxes as a list, parents before children, with repeated blocks marked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .tree import Branch, build_tree
 def list_modules(
     found: Boxes, layers: Layers, arrows: Iterable[Arrow]
 ) -> tuple[tuple[Module, ...], dict[int, Module]]:
-    """All modules, and the one that each box lies in."""
+    """All modules, and box -> the innermost module around it."""
     root = build_tree(found)
     runs = find_repeats(root, found, arrows)
     branches: list[Branch] = []

@@ -1,4 +1,4 @@
-"""Ownership: which task owns how much of every group and layer, and the blocks of each weight."""
+"""Ownership: the share of each task in every group and layer, and the blocks of each weight."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def task_entries(net: Network) -> tuple[TaskEntry, ...]:
 def describe_ownership(
     net: Network, group_ids: dict[str, str], weights: set[str]
 ) -> dict[str, Any]:
-    """Classes of groups, elements of layers and blocks of weights by task.
+    """Units of groups, elements of layers and blocks of weights by task.
 
-    What the open task uses and has not given up counts as its own. ``group_ids``: the ids of
-    groups by name; ``weights``: the parameters that make channels of others.
+    Units that the open task uses count as its own. ``group_ids``: name of a group -> its id;
+    ``weights``: the parameters that map channels to channels.
     """
     if not net.tasks:
         return {}
@@ -41,12 +41,12 @@ def describe_ownership(
 
 
 def _blocks(net: Network, weights: set[str]) -> dict[str, Any]:
-    """For each layer its largest weight whose rows and columns have owners."""
+    """Layer -> owners of the rows and columns of its largest plain weight, for the heat map."""
     count = net.owners.tasks
     state = task_of_unit(net.owners, count)
-    owner = np.where(state == count, FREE, state)
+    owner = np.where(state == count, FREE, state)  # by unit: (units + 1,)
     owner[net.owners.outside] = INPUT
-    owner[0] = INPUT
+    owner[0] = INPUT  # unit 0 is "input or constant"
     found: dict[str, Any] = {}
     sizes: dict[str, int] = {}
     for name, entry in net.blueprint.plan.parameters.items():
@@ -66,7 +66,7 @@ def _blocks(net: Network, weights: set[str]) -> dict[str, Any]:
 
 
 def _is_plain_weight(entry: ParameterPlan) -> bool:
-    """Rows with one owner each, columns with one owner each; none for those of the input."""
+    """Whether each row has one owner and each column has one; columns may be input."""
     if entry.units.dim() < 2 or len(entry.reads) > 1 or varies(entry.units) not in ([0], []):
         return False
     return all(
@@ -76,7 +76,7 @@ def _is_plain_weight(entry: ParameterPlan) -> bool:
 
 
 def _runs(owners: np.ndarray, length: int) -> Runs:
-    """(owner, how many) sorted by owner: what every task may read, tasks in order, then free."""
+    """Pairs (owner, count) in the order: input, tasks, free."""
     if len(owners) == 1:
         return [[int(owners[0]), length]]
     numbers, counts = np.unique(owners, return_counts=True)

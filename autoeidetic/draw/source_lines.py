@@ -1,4 +1,4 @@
-"""Source lines as they are shown: short, and the same on every machine."""
+"""Source lines in a short form that is the same on every machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 
 def short(line: str) -> str:
-    """``file:number`` without the folders that only one machine has.
+    """``file:number`` without the folders above the package or project.
 
     >>> short("/opt/venv/lib/python3.11/site-packages/timm/models/resnet.py:212")
     'timm/models/resnet.py:212'

@@ -1,8 +1,8 @@
-"""Tree: the modules as boxes in boxes, as they are called.
+"""The tree of modules: boxes inside boxes, one for each call.
 
-Each call of a module has its own box, so that values flow one way only. A list of modules is a
-box when nothing happens between the calls of its members. A box with a single thing in it is
-left out.
+Each call of a module has its own box, so that values flow in one direction only. A list of modules
+is a box if no other operator runs between the calls of its members. A box that would contain a
+single item is removed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ Key = tuple[str | int, ...]
 
 @dataclass
 class Branch:
-    """A module while the tree is made: its boxes and the branches in it, in order of use."""
+    """A module in the tree: its boxes and inner branches, in order of use.
+
+    ``called`` is False for a list of modules, which is never called itself; ``order`` is the number
+    of its first box.
+    """
 
     path: str
     called: bool
@@ -26,7 +30,7 @@ class Branch:
     branches: list[Branch] = field(default_factory=list)
 
     def all_boxes(self) -> list[int]:
-        """The boxes in it and in everything inside, in the order of their operators."""
+        """The boxes in this branch and all inner ones, in the order of their operators."""
         inner = [box for branch in self.branches for box in branch.all_boxes()]
         return sorted(self.boxes + inner)
 
@@ -37,7 +41,7 @@ class Branch:
         return [item for _, item in sorted(keyed, key=lambda pair: pair[0])]
 
     def relative(self, path: str) -> str:
-        """A path as seen from inside."""
+        """A path relative to this module."""
         prefix = f"{self.path}."
         return path.removeprefix(prefix) if self.path else path
 
@@ -48,21 +52,25 @@ def build_tree(found: Boxes) -> Branch:
     known: dict[tuple[int, Key], Branch] = {}
     calls = found.capture.calls
     for index, box in enumerate(found.boxes):
+        # Descend from the root through the calls around the box. The key of a call has its id, so a
+        # second call of a module gets a second branch; a list of modules is the same for all calls.
         branch = root
         for ident in box.scope:
             path = calls[ident].path
             if path:
-                branch = _lists(known, branch, path, index)
+                branch = _through_lists(known, branch, path, index)
                 branch = _inner(known, branch, path, (path, ident), True, index)
         if box.path and box.kind not in ("input", "output"):
-            branch = _lists(known, branch, box.path, index)
+            branch = _through_lists(known, branch, box.path, index)
         branch.boxes.append(index)
     _dissolve(root)
     return root
 
 
-def _lists(known: dict[tuple[int, Key], Branch], branch: Branch, path: str, index: int) -> Branch:
-    """The branches for what lies between a module and one called in it: lists of modules."""
+def _through_lists(
+    known: dict[tuple[int, Key], Branch], branch: Branch, path: str, index: int
+) -> Branch:
+    """Descend through the lists of modules between a module and one that is called in it."""
     if branch.path and not path.startswith(f"{branch.path}."):
         return branch
     between = branch.relative(path).split(".")[:-1]
@@ -89,7 +97,10 @@ def _inner(
 
 
 def _dissolve(branch: Branch) -> None:
-    """Take out boxes that say nothing: of one thing, or of a list that others come between."""
+    """Remove boxes with a single item, and lists that other operators interrupt.
+
+    Boxes are numbered in order, so a list is interrupted if its numbers have a gap.
+    """
     for inner in list(branch.branches):
         _dissolve(inner)
         inside = inner.all_boxes()

@@ -1,4 +1,4 @@
-"""``visualize``: a model, an analysis or a network in, a drawing out."""
+"""``visualize``: draw a model, an analysis or a network."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def visualize(
     format: str | None = None,
     depth: int | None = None,
 ) -> Drawing:
-    """Draw how a model hangs together.
+    """Draw the channel dependencies of a model.
 
-    A model that cannot be analysed is drawn as far as it was captured, and the failure is shown
-    in its place (``drawing.failure``).
+    A model that cannot be analysed is drawn as far as it was captured, with the failure at its
+    place (``drawing.failure``).
 
     Args:
-        model: a model, what :func:`autoeidetic.analyze` gave, or a converted network, which is
-            drawn with its tasks.
+        model: a model, the result of :func:`autoeidetic.analyze`, or a converted network, which
+            is drawn with its tasks.
         path: a file to write: ``.html``, ``.svg``, ``.png``, ``.dot``, ``.mmd`` (Mermaid),
             ``.graphml`` or ``.json``.
         example_inputs: as for :func:`autoeidetic.analyze`.
-        title: what stands above the drawing.
-        format: one of these endings, when the file's name has another.
+        title: the title of the drawing.
+        format: one of these endings, if the file name has another.
         depth: how deep modules are opened in ``.svg``, ``.png``, ``.dot`` and ``.mmd``; by
-            default as far as one can still read it.
+            default as deep as the drawing stays readable.
 
     Example:
         >>> import torch, autoeidetic
@@ -51,7 +51,7 @@ def visualize(
         ('small', [8])
 
     Raises:
-        InputError: inputs are missing, or there is no such format or directory.
+        InputError: inputs are missing, or the format or the directory does not exist.
         MissingPackageError: ``.svg`` and ``.png`` need ``pip install "autoeidetic[viz]"``.
     """
     if isinstance(model, Dependencies):

@@ -19,7 +19,7 @@ import timm
 import torchvision
 
 from autoeidetic import commands
-from autoeidetic.commands.benchmark import command, measure, peers, runner
+from autoeidetic.commands.benchmark import command, measure, other_tools, runner
 from autoeidetic.commands.benchmark.records import verified
 from autoeidetic.commands.benchmark.result_table import to_csv, to_markdown
 from autoeidetic.commands.benchmark.runner import Record, run_all
@@ -82,7 +82,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert about["date"].startswith("1999-12-31 to")
     assert about["timm"] == f"0.0.1 and {timm.__version__}"
     assert about["torch"] == again["versions"]["torch"]
-    runner.forget(into, ["fine"])
+    runner.discard(into, ["fine"])
     assert [record["model"] for record in runner.read(into)] == ["raises", "also fine", "raises"]
 
 
@@ -182,12 +182,12 @@ def test_zoo_selects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "test_resnet" not in command._selected(parse(some))
     assert zoo("--models", "no_such_model") == 2
     assert zoo() == 2
-    assert "no model is called 'no_such_model'" in capsys.readouterr().err
+    assert "no model matches 'no_such_model'" in capsys.readouterr().err
 
 
 def test_records_do_not_tell_where_packages_are_installed() -> None:
     for where in ("/home/someone/.venv/lib/python3/site-packages/timm/a.py:3", "timm/a.py:3"):
-        assert measure._anywhere({"line": where, "share": 1}) == {"line": "timm/a.py:3", "share": 1}
+        assert measure._portable({"line": where, "share": 1}) == {"line": "timm/a.py:3", "share": 1}
 
 
 HOSTILE = "</script><img src=x onerror=alert(1)>|'\""
@@ -226,8 +226,8 @@ def test_hostile_names_stay_text() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_analysis_is_faster_than_export(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "ROUNDS", 2)
-    record = peers.compare("test_vit")
+    monkeypatch.setattr(other_tools, "ROUNDS", 2)
+    record = other_tools.compare("test_vit")
     assert not record["errors"]
     assert record["seconds"]["analyze"] < MARGIN * record["seconds"]["export"]
 
@@ -235,7 +235,7 @@ def test_the_analysis_is_faster_than_export(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.filterwarnings("ignore")
 def test_torch_pruning_halves_a_resnet() -> None:
     pytest.importorskip("torch_pruning")
-    record = peers.halve("test_resnet")
+    record = other_tools.halve("test_resnet")
     assert record["stage"] == "done"
     assert 0.2 < record["left"] < 0.5
 

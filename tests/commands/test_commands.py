@@ -107,7 +107,7 @@ NEARLY = {
     "torchvision:resnet81": "did you mean 'resnet18'",
     "timm.models.resnet:resnet_18": "did you mean 'resnet18'",
     "torch.nn:linear": "did you mean 'Linear'",
-    "zzzzzzzz": "timm has no model 'zzzzzzzz'; timm.list_models() has all names",
+    "zzzzzzzz": "timm has no model 'zzzzzzzz'; timm.list_models() lists all names",
 }
 
 
@@ -194,12 +194,12 @@ def test_verify_mistakes(saved: str, tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        ("", "no models are chosen"),
+        ("", "no model is chosen"),
         ("--models test_resnt", "did you mean 'test_resnet'"),
         ("--models test_vit --workers 0", "--workers 0 is not above 0; pass a number above 0"),
         ("--models test_vit --seconds -1", "--seconds -1"),
         ("--models test_vit --max-params nan", "--max-params nan"),
-        ("--models test_vit --output a/b", "is not the plain name of a file"),
+        ("--models test_vit --output a/b", "is not a plain file name"),
     ],
 )
 def test_benchmark_mistakes(
@@ -213,7 +213,7 @@ def test_benchmark_mistakes(
 def test_benchmark_into_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     typed = ["benchmark", "--models", "test_vit", "--into", str(tmp_path / "file")]
-    fails(typed, "cannot be a folder", capsys)
+    fails(typed, "cannot be used as a folder", capsys)
 
 
 # -- endings --------------------------------------------------------------------------------------

@@ -118,8 +118,8 @@ def test_learns_and_says_so(
     assert [each["name"] for each in strict(capsys.readouterr().out)["tasks"]] == ["a", "b"]
     assert commands.main(command(folders, "ab", copied)) == 0
     printed = capsys.readouterr()
-    assert "a: 2 classes, 8 images to learn from, 2 to be tested on, as 32 x 32" in printed.err
-    assert "b: 2 classes, 10 images to learn from, 6 to be tested on" in printed.err
+    assert "a: 2 classes, 8 training images, 2 test images, 32 x 32" in printed.err
+    assert "b: 2 classes, 10 training images, 6 test images" in printed.err
     assert result["verify"] in printed.out
     assert "free for more tasks" in printed.out
     assert "accuracy when the router finds the task" in printed.out
@@ -147,7 +147,7 @@ def test_goes_on_where_it_was_stopped(
     with monkeypatch.context() as patch:
         patch.setattr(autoeidetic.Run, "epoch", stopped)
         assert commands.main(command(folders, "ab", tmp_path / "run", "--quiet")) == 130
-    assert capsys.readouterr().err == "autoeidetic: stopped; the same command goes on from here\n"
+    assert capsys.readouterr().err == "autoeidetic: stopped; run the same command to resume\n"
     assert commands.main(command(folders, "ab", tmp_path / "run", "--quiet")) == 0
     assert {p.name for p in (tmp_path / "run").iterdir()} == {p.name for p in run.iterdir()}
     here, there = (path / "network.safetensors" for path in (tmp_path / "run", run))
@@ -266,21 +266,21 @@ def test_names_and_links(folders: Path, tmp_path: Path) -> None:
 FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing": (lambda p: None, "does not exist"),
     "a file": (lambda p: p.write_text(""), "is not a folder"),
-    "empty": (lambda p: p.mkdir(), "has no folders of classes"),
-    "images without classes": (lambda p: draw(p, 9, 2), "has no folders of classes"),
+    "empty": (lambda p: p.mkdir(), "has no class folders"),
+    "images without classes": (lambda p: draw(p, 9, 2), "has no class folders"),
     "parts without classes": (
         lambda p: (draw(p / "train", 9, 2), draw(p / "val", 9, 2)),
-        "has no folders of classes",
+        "has no class folders",
     ),
-    "one class": (lambda p: draw(p / "only", 9, 2), "has one class only, 'only'"),
+    "one class": (lambda p: draw(p / "only", 9, 2), "has only one class, 'only'"),
     "empty class": (
         lambda p: (draw(p / "full", 9, 2), (p / "none").mkdir()),
         "none' has no images",
     ),
-    "one image": (lambda p: (draw(p / "x", 9, 1), draw(p / "y", 9, 2)), "has one image only"),
+    "one image": (lambda p: (draw(p / "x", 9, 1), draw(p / "y", 9, 2)), "has only one image"),
     "other classes": (
         lambda p: [draw(p / c, 9, 1) for c in ("train/x", "train/y", "val/x", "val/z")],
-        "have different classes: 'y' is in one only",
+        "have different classes: 'y' is in only one of them",
     ),
     "damaged image": (
         lambda p: (draw(p / "x", 9, 3), draw(p / "y", 9, 3), _cut(p / "y" / "1.png")),
@@ -338,15 +338,15 @@ def test_wrong_arguments(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one here")
 def test_no_such_device(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     typed = command(folders, "a", tmp_path / "run", "--device", "cuda")
-    fails(typed, "there is no CUDA device here", capsys)
+    fails(typed, "no CUDA device is available", capsys)
 
 
 NAMES = {
     ("test_resnt",): "did you mean 'test_resnet'",
     ("test_resnet.best",): "Invalid pretrained tag (best)",
-    ("torchvision:squeezenet1_1", "--size", "8"): "does not take images of 8 x 8 pixels",
+    ("torchvision:squeezenet1_1", "--size", "8"): "does not accept images of 8 x 8 pixels",
     ("test_vit", "--size", "3"): "test_vit",
-    ("botnet50ts_256", "--pretrained"): "there are no pretrained values of botnet50ts_256",
+    ("botnet50ts_256", "--pretrained"): "botnet50ts_256 has no pretrained values",
     ("torch.nn:Linear",): "cannot be built: TypeError",
     ("torch.nn:Identity",): "no output of the model depends on a parameter",
 }
@@ -378,7 +378,7 @@ def test_offline(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     typed = command(folders, "a", tmp_path / "run", "--pretrained")
-    fails(typed, "the pretrained values of test_resnet cannot be had", capsys)
+    fails(typed, "the pretrained values of test_resnet cannot be loaded", capsys)
     assert not (tmp_path / "run").exists()
 
 
@@ -399,7 +399,7 @@ def test_what_hubs_say_of_every_attempt_is_left_out(
 
     monkeypatch.setattr(timm, "create_model", noisy)
     typed = command(folders, "a", tmp_path / "run", "--pretrained")
-    fails(typed, "cannot be had: OSError: no connection; check the connection", capsys)
+    fails(typed, "cannot be loaded: OSError: no connection; check the connection", capsys)
     assert logging.root.manager.disable == 0
 
 
@@ -409,10 +409,10 @@ def test_what_hubs_say_of_every_attempt_is_left_out(
 @pytest.mark.parametrize(
     ("tasks", "more", "words"),
     [
-        ("ab", ["--seed", "1"], "is of another run: seed was 0 and is 1"),
-        ("ab", ["--epochs", "3"], "is of another run: epochs was 2 and is 3"),
-        ("ab", ["--size", "64"], "is of another run: size was 32 and is 64"),
-        ("a", [], "has learned from 2 folders, and 1 are named"),
+        ("ab", ["--seed", "1"], "belongs to another run: seed was 0 and is 1"),
+        ("ab", ["--epochs", "3"], "belongs to another run: epochs was 2 and is 3"),
+        ("ab", ["--size", "64"], "belongs to another run: size was 32 and is 64"),
+        ("a", [], "has learned from 2 folders, but the command names only 1"),
         ("ba", [], "task 0 of"),
         ("ac", [], "task 1 of"),
         ("aa", [], "are the same folder"),
@@ -444,7 +444,7 @@ def test_images_that_changed_since(
     ("build", "words"),
     [
         (lambda p: p.write_text(""), "is a file"),
-        (lambda p: (p.mkdir(), (p / "thesis.tex").write_text("")), "something else than a run"),
+        (lambda p: (p.mkdir(), (p / "thesis.tex").write_text("")), "holds no run"),
         (lambda p: (p.mkdir(), (p / "train.json").write_text("{")), "cannot be read"),
         (lambda p: (p.mkdir(), (p / "train.json").write_text("{}")), "not a record"),
         (
@@ -486,7 +486,7 @@ def test_an_image_that_is_damaged_later(
         _cut(file)
     monkeypatch.setattr(train, "check_images", lambda tasks, progress: None)
     typed = command(tmp_path, "a", tmp_path / "run", "--quiet", "--workers", workers)
-    fails(typed, "repair it, or take it out of the folder", capsys)
+    fails(typed, "repair the file, or remove it from the folder", capsys)
 
 
 def test_too_little_memory(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import autoeidetic
-from autoeidetic.commands.benchmark import torture
+from autoeidetic.commands.benchmark import stress_test
 from autoeidetic.common.bits import different, same
 from autoeidetic.proof import verify
 
@@ -51,7 +51,7 @@ def test_signs_of_zero_and_nan() -> None:
     assert not same(zero, zero.double())
     assert not same(zero, torch.zeros(2))
     assert verify.compare([zero], [minus]) == (1, 1, 0.0)
-    assert torture.differing(zero, minus) == 1
+    assert stress_test.differing(zero, minus) == 1
     assert not lives.same([zero], [minus])
     assert not lives.same([nan], [nan])
 

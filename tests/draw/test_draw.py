@@ -23,7 +23,7 @@ import autoeidetic
 from autoeidetic.commands import main
 from autoeidetic.draw import FORMATS, Drawing, describe, render, save, visualize
 from autoeidetic.draw.elements import FREE, INPUT
-from autoeidetic.draw.picture.fold import fold
+from autoeidetic.draw.picture.folding import fold
 from autoeidetic.errors import InputError, MissingPackageError
 from autoeidetic.report.dependencies import Dependencies
 
@@ -408,7 +408,7 @@ def test_a_notebook_shows_the_page_and_the_table() -> None:
 
 def test_unknown_formats_and_places_are_told() -> None:
     drawing = describe(analysed("words"))
-    with pytest.raises(InputError, match="'pdf' is not a format of drawings"):
+    with pytest.raises(InputError, match="'pdf' is not a drawing format"):
         render(drawing, "pdf")
     with pytest.raises(InputError, match="cannot be written"):
         save(drawing, "/nowhere/at/all.json")
@@ -613,7 +613,7 @@ def test_the_command_draws_a_failure(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["resnet18", "-o", "a.pdf"], "tells no format"),
+        (["resnet18", "-o", "a.pdf"], "does not end in a drawing format"),
         (["no_such_model"], "timm has no model"),
         (["drawn_models:Gated"], "no example inputs"),
         (

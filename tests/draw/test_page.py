@@ -310,7 +310,7 @@ def test_links(page: Page) -> None:
     page.press(Keys.ESCAPE)
     assert page.link() == ""
     page.open(drawing, "#layer=nowhere")
-    assert "names nothing" in page.one("#live").get_attribute("textContent")
+    assert "is not in this drawing" in page.one("#live").get_attribute("textContent")
 
 
 def test_locked_parts_say_why(page: Page) -> None:

@@ -1,4 +1,4 @@
-"""``autoeidetic benchmark``: convert many models and report what came of it."""
+"""``autoeidetic benchmark``: convert many models and report the results."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from . import command
 EXAMPLES = """\
 examples:
   autoeidetic benchmark --models 'resnet*' 'vit_*' --max-params 3e7
-  autoeidetic benchmark --families --verify --workers 2     # the smallest of each timm family
-  autoeidetic benchmark --all --only analyze                # every name that timm has
-A table, CSV, JSON, Markdown and a page for the browser go into --into. A run that was stopped
-goes on when the same command is given again.
+  autoeidetic benchmark --families --verify --workers 2     # smallest of each timm family
+  autoeidetic benchmark --all --only analyze                # every timm model
+Prints a table, and writes CSV, JSON, Markdown and an HTML page to the folder --into. The same
+command resumes a run that was stopped.
 """
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the options of the command."""
     command.add_arguments(parser, Path("autoeidetic-benchmark"))
 
 

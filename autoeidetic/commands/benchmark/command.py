@@ -1,12 +1,13 @@
-"""Convert whole zoos of models and report what came of it.
+"""Convert many models and report the results: options, stages, result files.
 
     autoeidetic benchmark --models 'resnet*' 'vit_*'         # analysed and converted
-    autoeidetic benchmark --families --compare --verify      # the smallest of each family
-    autoeidetic benchmark --all --only analyze --workers 2   # every name that timm has
+    autoeidetic benchmark --families --compare --verify      # smallest of each timm family
+    autoeidetic benchmark --all --only analyze --workers 2   # every timm model
     autoeidetic benchmark --torchvision --transformers --verify
 
-Every model runs in a process of its own with a time and a memory limit. What was found is kept
-as it comes: a run that was stopped goes on, and a stage that ran before is not run again.
+Every model runs in its own process with a time and a memory limit. Each result is stored as soon
+as it is known, in one file of JSON lines per stage: a stopped run resumes, and a stage that has a
+result for a model is not run again for it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .measure import STAGES, TOO_MANY, Stage, count, warm_up
 from .models import family, matching, timm_names, torchvision_names, transformers_names
 from .records import failures
 from .result_table import live_head, live_row, to_csv, to_markdown
-from .runner import Record, forget, run_all, setting, setting_line
+from .runner import Record, discard, run_all, setting, setting_line
 from .summary import summary
 from .web_page import to_html
 
@@ -38,7 +39,7 @@ SETS = {
 
 
 def main(prog: str, into: Path, argv: Sequence[str] | None = None) -> int:
-    """Parse and run; 2 when the user can fix it."""
+    """Parse the arguments and run; 2 for an error that the user can fix."""
     parser = argparse.ArgumentParser(prog, description=__doc__.splitlines()[0] if __doc__ else None)
     add_arguments(parser, into)
     try:
@@ -49,12 +50,12 @@ def main(prog: str, into: Path, argv: Sequence[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace, prog: str, arguments: Sequence[str]) -> int:
-    """Measure, print, write; 0 when no model failed.
+    """Measure, print and write the results; 0 when no model failed.
 
-    ``prog`` and ``arguments`` are what the user typed, for the record.
+    ``prog`` and ``arguments`` are the command as typed, which is stored with the results.
 
     Raises:
-        InputError: no models are chosen, a pattern fits none, or an option makes no sense.
+        InputError: no model is chosen, a pattern matches none, or an option is out of range.
     """
     _check(options)
     names = _selected(options)
@@ -63,6 +64,7 @@ def run(options: argparse.Namespace, prog: str, arguments: Sequence[str]) -> int
     for stage in _stages(options):
         _run(stage, records, options)
     print("\n" + "\n".join(summary(records)))
+    # Only a run of whole sets is named after them, so that a partial run cannot replace its files.
     whole = not options.models and options.max_params is None
     sets = [key for key in SETS if getattr(options, key)] if whole else ["chosen"]
     typed = shlex.join([*prog.split(), *arguments])
@@ -71,54 +73,68 @@ def run(options: argparse.Namespace, prog: str, arguments: Sequence[str]) -> int
 
 
 def add_arguments(parser: argparse.ArgumentParser, into: Path) -> None:
-    """The options; results go into a folder."""
+    """Add the options; ``into`` is the default folder of the results."""
     which = parser.add_argument_group("which models")
-    which.add_argument("--models", nargs="+", metavar="PATTERN", default=[], help="such as 'vit_*'")
-    which.add_argument("--families", action="store_true", help="the smallest of each timm family")
-    which.add_argument("--all", action="store_true", help="every name that timm has")
-    which.add_argument("--torchvision", action="store_true", help="its classification models")
-    which.add_argument("--transformers", action="store_true", help="encoders from configurations")
-    which.add_argument("--max-params", type=float, metavar="N", help="leave out larger ones")
-    effort = parser.add_argument_group("how much effort (by default: analyze and convert)")
-    effort.add_argument("--only", nargs="+", choices=list(STAGES), metavar="STAGE", help="these")
-    effort.add_argument("--compare", action="store_true", help="and the same with other tools")
-    effort.add_argument("--verify", action="store_true", help="and three tasks, bit by bit")
+    which.add_argument(
+        "--models", nargs="+", metavar="PATTERN", default=[], help="names such as 'vit_*'"
+    )
+    which.add_argument(
+        "--families", action="store_true", help="the smallest model of each timm family"
+    )
+    which.add_argument("--all", action="store_true", help="every timm model")
+    which.add_argument(
+        "--torchvision", action="store_true", help="torchvision's classification models"
+    )
+    which.add_argument(
+        "--transformers", action="store_true", help="encoders built from configurations"
+    )
+    which.add_argument("--max-params", type=float, metavar="N", help="skip larger models")
+    effort = parser.add_argument_group("stages (by default: analyze and convert)")
+    effort.add_argument(
+        "--only", nargs="+", choices=list(STAGES), metavar="STAGE", help="run these"
+    )
+    effort.add_argument(
+        "--compare", action="store_true", help="also run torch.export and Torch-Pruning"
+    )
+    effort.add_argument(
+        "--verify", action="store_true", help="also train three tasks and compare bits"
+    )
     effort.add_argument(
         "--real-params",
         type=float,
         default=TOO_MANY,
         metavar="N",
-        help="larger models are analysed on meta and not run with real weights",
+        help="larger models are analysed on the meta device only",
     )
     limits = parser.add_argument_group("limits and files")
-    limits.add_argument("--workers", type=int, default=1, help="models at a time")
-    limits.add_argument("--seconds", type=float, help="time limit of a model and stage")
-    limits.add_argument("--memory", type=float, help="memory limit of a model in GiB")
-    limits.add_argument("--fresh", action="store_true", help="forget earlier results")
-    limits.add_argument("--retry", action="store_true", help="measure again what failed before")
-    limits.add_argument("--into", type=Path, default=into, help="folder of the results")
-    limits.add_argument("--output", metavar="NAME", help="of the files, when no whole set is run")
+    limits.add_argument("--workers", type=int, default=1, help="models run in parallel")
+    limits.add_argument("--seconds", type=float, help="time limit per model and stage")
+    limits.add_argument("--memory", type=float, help="memory limit per model in GiB")
+    limits.add_argument("--fresh", action="store_true", help="discard earlier results")
+    limits.add_argument("--retry", action="store_true", help="measure failed models again")
+    limits.add_argument("--into", type=Path, default=into, help="folder for the results")
+    limits.add_argument("--output", metavar="NAME", help="name of the result files")
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Better now than when all is measured; makes the folder."""
+    """Check the options and create the folder before anything is measured."""
     for name in ("workers", "seconds", "memory", "max_params", "real_params"):
         value = getattr(options, name)
         if value is not None and not value > 0:
             raise InputError(
                 f"--{name.replace('_', '-')} {value:g} is not above 0",
-                remedy="pass a number above 0, or none",
+                remedy="pass a number above 0, or omit the option",
             )
     if options.output and Path(options.output).name != options.output:
         raise InputError(
-            f"--output {options.output!r} is not the plain name of a file",
-            remedy="pass a name; --into is for the folder",
+            f"--output {options.output!r} is not a plain file name",
+            remedy="pass a name, and the folder with --into",
         )
     try:
         options.into.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
-            f"'{options.into}' cannot be a folder: {error}", remedy="pass another --into"
+            f"'{options.into}' cannot be used as a folder: {error}", remedy="pass another --into"
         ) from error
 
 
@@ -128,19 +144,23 @@ def _selected(options: argparse.Namespace) -> list[str]:
         names += found() if getattr(options, key) else []
     if not names:
         raise InputError(
-            "no models are chosen", remedy="pass --models, --families, --all, --torchvision, ..."
+            "no model is chosen", remedy="pass --models, --families, --all, --torchvision, ..."
         )
     names = list(dict.fromkeys(names))
     if options.max_params is None:
         return names
     counted = run_all(
-        count, names, _trace(options, "parameters"), workers=options.workers, tell=_size
+        count,
+        names,
+        _result_file(options, "parameters"),
+        workers=options.workers,
+        describe=_size_line,
     )
     sizes = {r["model"]: r.get("parameters", 0) for r in counted}
     return [name for name in names if sizes[name] <= options.max_params]
 
 
-def _size(record: Record) -> str:
+def _size_line(record: Record) -> str:
     return f"{record['model']}: {record.get('parameters', record.get('error'))}"
 
 
@@ -150,22 +170,23 @@ def _stages(options: argparse.Namespace) -> list[str]:
     return [stage for stage in STAGES if stage in asked]
 
 
-def _trace(options: argparse.Namespace, stage: str) -> Path:
+def _result_file(options: argparse.Namespace, stage: str) -> Path:
+    """The JSON lines of a stage: one record per model, shared by all runs into this folder."""
     path: Path = options.into / f"zoo-{stage}.jsonl"
     return path
 
 
 def _run(stage: str, records: list[Record], options: argparse.Namespace) -> None:
-    """Fill in one stage of every record."""
+    """Run one stage for every record that does not skip it, and add the results to the records."""
     kind = STAGES[stage]
     for record in records:
         reason = _reason_to_skip(kind, record, options)
         if reason:
             record[stage] = {"skipped": reason}
     names = [record["model"] for record in records if stage not in record]
-    path = _trace(options, stage)
+    path = _result_file(options, stage)
     if options.fresh:
-        forget(path, names)
+        discard(path, names)
     print(f"\n{stage}: {len(names)} models\n{live_head(stage)}")
     found = run_all(
         kind.measure,
@@ -175,9 +196,10 @@ def _run(stage: str, records: list[Record], options: argparse.Namespace) -> None
         gibibytes=options.memory or kind.gibibytes,
         workers=options.workers,
         retry=options.retry,
-        tell=lambda record: live_row(stage, record),
+        describe=lambda record: live_row(stage, record),
     )
     by_name = {record["model"]: record for record in found}
+    # Each record in the file also has the model's name, which the whole record has already.
     for record in records:
         if record["model"] in by_name:
             own = by_name[record["model"]]
@@ -198,7 +220,8 @@ def _write(folder: Path, stem: str, command: str, records: list[Record]) -> None
     measured = [r[s] for r in records for s in STAGES if s in r and "skipped" not in r[s]]
     about = setting("torchvision", "transformers", "torch-pruning", records=measured)
     content = {"command": command, "setting": about, "operators": operators(records)}
-    each = [json.dumps(record) for record in map(_said_once, records)]
+    # One line per model keeps the differences between two recorded runs readable.
+    each = [json.dumps(record) for record in map(_compact, records)]
     parts = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
     parts.append('"models": [\n' + ",\n".join(each) + "\n]")
     title = f"# {stem}\n\n`{command}`\n\n{setting_line(about)}\n\n"
@@ -209,13 +232,13 @@ def _write(folder: Path, stem: str, command: str, records: list[Record]) -> None
 
 
 def operators(records: list[Record]) -> dict[str, int]:
-    """Every operator that occurs, and in how many models."""
+    """Every operator that occurs -> the number of models that use it."""
     found = Counter(name for r in records for name in r["analyze"].get("operators", ()))
     return dict(sorted(found.items()))
 
 
-def _said_once(record: Record) -> Record:
-    """Without versions, and with the number of operators: their names are in the file once."""
+def _compact(record: Record) -> Record:
+    """Drop versions and operator names, which the file holds once; keep the number of operators."""
     stages = {stage: dict(record[stage]) for stage in STAGES if stage in record}
     for found in stages.values():
         found.pop("versions", None)

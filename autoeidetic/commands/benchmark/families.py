@@ -1,14 +1,14 @@
-"""The smallest model of each of timm's families (modules).
+"""The smallest model of each timm family (a module of ``timm.models``).
 
-``python -m autoeidetic.commands.benchmark.families`` counts anew and says where the table is out of
-date.
+``python -m autoeidetic.commands.benchmark.families`` counts again and prints where the table is
+out of date.
 """
 
 from __future__ import annotations
 
 from functools import cache
 
-#: As of timm 1.0.31, for counting the parameters of all models takes minutes.
+#: As of timm 1.0.31. A table, because counting the parameters of all models takes minutes.
 KNOWN: dict[str, str] = {
     "beit": "beit_base_patch16_224",
     "byoanet": "halonet_h1",
@@ -115,7 +115,8 @@ KNOWN: dict[str, str] = {
 def smallest() -> dict[str, str]:
     """Every family of the installed timm -> its model with the fewest parameters.
 
-    Only what the table does not know, or this timm does not have, is counted.
+    Parameters are counted only for families that the table lacks, or whose model the installed timm
+    does not have.
     """
     import timm
 
@@ -126,21 +127,21 @@ def smallest() -> dict[str, str]:
 
 
 def counted(family: str) -> str:
-    """The one with the fewest parameters; the first, when none can be built without weights."""
+    """The model with the fewest parameters; the first one if none can be built on meta."""
     import timm
 
     return min(timm.list_models(module=family), key=_parameters)
 
 
 def _parameters(name: str) -> float:
-    """How many parameters a model has; infinitely many when it cannot be built without weights."""
+    """The number of parameters; infinite when the model cannot be built on meta."""
     import timm
     import torch
 
     try:
         with torch.device("meta"):
             return sum(p.numel() for p in timm.create_model(name).parameters())
-    except Exception:  # constructors raise anything
+    except Exception:  # constructors may raise anything
         return float("inf")
 
 

@@ -1,4 +1,7 @@
-"""What the zoo measures on one model, stage by stage, each in a process of its own."""
+"""The stages of the benchmark: what each measures on one model.
+
+Every function here runs in a forked process of its own (:mod:`.runner`), so it may change global
+settings such as warnings and threads."""
 
 from __future__ import annotations
 
@@ -22,48 +25,49 @@ from ...propagate.values import core
 from ...tasks.capacity import free_share
 from ...tasks.pruning.choose import choose
 from ..images.model_names import parameters_on_meta
-from . import torture
+from . import stress_test
 from .models import build, example
-from .peers import WARM_UP, compare_and_prune
-from .runner import Record, peak_memory, seconds_of, short
+from .other_tools import WARM_UP, compare_and_prune
+from .runner import Record, error_line, peak_memory, seconds_of
 
 ON_META, ALL_ON_META, REAL = "parameters on meta", "all on meta", "real weights"
-TOO_MANY = 500_000_000  # parameters, for memory that two models have to share
+TOO_MANY = 500_000_000  # parameters; models that run in parallel share the memory
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One level of effort, and what a model may use for it."""
+    """A stage with its limits of time and memory for one model."""
 
     measure: Callable[[str], Record]
     seconds: float
     gibibytes: float
-    real: bool  # with memory for the weights
+    real: bool  # needs memory for the weights
 
 
 def warm_up() -> None:
-    """Load what the first analysis loads, so that every process that is forked has it."""
+    """Analyse two small models, so that forked processes inherit what is loaded on first use."""
     with warnings.catch_warnings():
-        _settle()
+        _set_up()
         for name in WARM_UP:
             autoeidetic.analyze(build(name))
 
 
 def count(name: str) -> Record:
-    """How many parameters a model has, without memory for them."""
-    _settle()
-    return {"parameters": _parameters(_built(name)[0])}
+    """The number of parameters, counted without memory for them."""
+    _set_up()
+    return {"parameters": _parameters(_build_light(name)[0])}
 
 
 def analyze(name: str) -> Record:
-    """What the analysis finds, without memory for the weights where that goes."""
-    _settle()
-    model, weights = _built(name)
+    """The results of the analysis, without memory for the weights where possible."""
+    _set_up()
+    model, weights = _build_light(name)
+    # The peak of the process only rises, so the difference is what the analysis needed on top.
     before = peak_memory()
     found: list[Any] = []
     try:
         seconds = seconds_of(lambda: found.append(autoeidetic.analyze(model, example(model))))
-    except Exception:  # code that looks at the values of its parameters, mostly
+    except Exception:  # mostly models whose code reads parameter values
         if weights == REAL or _parameters(model) > TOO_MANY:
             raise
         model, weights = build(name), REAL
@@ -88,7 +92,7 @@ def analyze(name: str) -> Record:
         "largest_unit": _largest_unit(deps),
         "locked_share": deps.locked.share,
         "locks": len(deps.locked),
-        "locked": [_anywhere(lock.to_dict()) for lock in deps.locked][:1],
+        "locked": [_portable(lock.to_dict()) for lock in deps.locked][:1],
         **_capacity(model, deps),
         "seconds_capture": seconds_of(lambda: capture(model, inputs)),
         "seconds": seconds,
@@ -97,8 +101,9 @@ def analyze(name: str) -> Record:
 
 
 def convert(name: str) -> Record:
-    """A converted copy with real weights, its rehearsal, and what pruning half leaves free."""
-    _settle()
+    """Convert a copy with real weights; time, rehearsal, and the capacity left by pruning half."""
+    _set_up()
+    # A rehearsal that could not run counts as a failure here.
     warnings.simplefilter("error", autoeidetic.RehearsalWarning)
     model = build(name)
     inputs = example(model)
@@ -123,25 +128,26 @@ STAGES = {
     "analyze": Stage(analyze, 300.0, 12.0, real=False),
     "convert": Stage(convert, 900.0, 12.0, real=True),
     "compare": Stage(compare_and_prune, 600.0, 12.0, real=True),
-    "verify": Stage(torture.measure, 1800.0, 18.0, real=True),
+    "verify": Stage(stress_test.measure, 1800.0, 18.0, real=True),
 }
 
 
-def _settle() -> None:
+def _set_up() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
 
 
-def _built(name: str) -> tuple[nn.Module, str]:
-    """A model without memory for its weights, if it can be built like that.
+def _build_light(name: str) -> tuple[nn.Module, str]:
+    """A model without memory for its weights if possible, and how it was built.
 
-    Buffers keep their values, for tables of indices in them tell which unit sits where. A model
-    that cannot be built so has its weights, or everything on meta when they are too many.
+    Buffers keep their values, because index tables in them decide which channels are selected. A
+    model that cannot be built this way gets its weights, or is built entirely on meta when they
+    are too many.
     """
     try:
         with parameters_on_meta():
             return build(name), ON_META
-    except Exception:  # constructors raise anything
+    except Exception:  # constructors may raise anything
         pass
     try:
         with torch.device("meta"):
@@ -158,24 +164,24 @@ def _parameters(model: nn.Module) -> int:
 
 
 def _capacity(model: nn.Module, deps: Any) -> Record:
-    """What a task that keeps half leaves free, as far as the plan tells without weights."""
+    """The capacity left by a task that keeps half of every group, computed from the plan alone."""
     try:
         plan = blueprints(model, deps)[0]
     except autoeidetic.HeadError as error:
-        return {"free_after_half": None, "head_error": short(error)}
+        return {"free_after_half": None, "head_error": error_line(error)}
     owners = Owners.none(plan.plan, plan.outside, plan.locked, True).opened(0)
-    alike = np.ones(plan.plan.units + 1)
-    kept = owners.pruning(choose(plan, owners, alike, 0.5)).finished()
+    equal_scores = np.ones(plan.plan.units + 1)  # there are no weights to score by
+    kept = owners.pruning(choose(plan, owners, equal_scores, 0.5)).finished()
     return {"free_after_half": free_share(plan, kept)}
 
 
-def _anywhere(lock: Record) -> Record:
-    """Its line without the folder that packages are installed in here."""
+def _portable(lock: Record) -> Record:
+    """The lock with its source line relative to site-packages."""
     return {**lock, "line": lock["line"].rpartition("site-packages/")[2]}
 
 
 def _largest_unit(deps: Any) -> str:
-    """Where the largest class outside the heads lies, and what ties it together."""
+    """The place of the largest unit outside the heads, and the operators that couple it."""
     group = max(deps.groups, key=lambda group: group.elements / group.size)
     operators = dict.fromkeys(
         f"{bond.place.operator} in {bond.place.module}"
@@ -188,6 +194,7 @@ def _largest_unit(deps: Any) -> str:
 
 def _unaccounted(model: nn.Module, deps: Any) -> int:
     """Parameter elements that belong to no unit."""
+    # Unit 0 (input or constant) owns no parameter element of a complete plan.
     missing = 0
     for name, parameter in model.named_parameters():
         plan = deps.plan.parameters.get(name)

@@ -1,4 +1,4 @@
-"""The models of the zoo: how they are called, chosen and built, and what they are shown.
+"""The models of the benchmark: their names, how they are built, and their inputs.
 
 A name is timm's own, ``torchvision:NAME`` or ``transformers:NAME``.
 """
@@ -17,7 +17,7 @@ from ...common.inputs import CallInputs, call_inputs
 from ...errors import InputError
 from ..images.model_names import did_you_mean
 
-#: Encoders with the default configuration of their class, or in base size where that is larger.
+#: Encoders in the default configuration of their class, or in base size if the default is larger.
 TRANSFORMERS = {
     name: f"{name}For{task}Classification"
     for task, names in {
@@ -33,9 +33,9 @@ _BASE = {
     "intermediate_size": 3072,
 }
 _LARGER_BY_DEFAULT = ("Albert", "DebertaV2")
-_SLOW_START = ("googlenet", "inception_v3")  # their own initialisation takes minutes
-_SAMPLES = 4000  # of sound
-_WORDS = 100  # of a vocabulary that are drawn
+_SLOW_START = ("googlenet", "inception_v3")  # their default initialisation takes minutes
+_SAMPLES = 4000  # length of a sound input
+_WORDS = 100  # token ids are drawn below this number
 
 
 def timm_names() -> list[str]:
@@ -45,7 +45,7 @@ def timm_names() -> list[str]:
 
 
 def torchvision_names() -> list[str]:
-    """All classification models for images."""
+    """All image classification models."""
     from torchvision import models
 
     return [f"torchvision:{name}" for name in models.list_models(module=models)]
@@ -56,10 +56,10 @@ def transformers_names() -> list[str]:
 
 
 def matching(patterns: Iterable[str]) -> list[str]:
-    """The names that fit one of the patterns, in the order of the patterns.
+    """The names that match one of the patterns, in the order of the patterns.
 
     Raises:
-        InputError: a pattern fits nothing.
+        InputError: a pattern matches no name.
     """
     known = [*timm_names(), *torchvision_names(), *transformers_names()]
     found: list[str] = []
@@ -67,15 +67,15 @@ def matching(patterns: Iterable[str]) -> list[str]:
         fitting = [name for name in known if fnmatchcase(name, pattern)]
         if not fitting:
             raise InputError(
-                f"no model is called {pattern!r}",
-                remedy=f"{did_you_mean(pattern, known)}timm.list_models() has all names",
+                f"no model matches {pattern!r}",
+                remedy=f"{did_you_mean(pattern, known)}timm.list_models() lists all names",
             )
         found += fitting
     return list(dict.fromkeys(found))
 
 
 def family(name: str) -> str:
-    """The module that a timm model is written in; the library, for the others."""
+    """The timm module that defines a model; the name of the library for other models."""
     library, colon, _ = name.partition(":")
     if colon:
         return library
@@ -87,7 +87,7 @@ def family(name: str) -> str:
 
 
 def build(name: str, classes: int | None = None) -> nn.Module:
-    """A model with random weights, and as many outputs as its publishers gave it."""
+    """A model with random weights and ``classes`` outputs, by default those of its library."""
     library, colon, rest = name.partition(":")
     size: dict[str, Any] = {} if classes is None else {"num_classes": classes}
     if not colon:
@@ -111,14 +111,14 @@ def _transformer(name: str, size: dict[str, int]) -> nn.Module:
 
 
 def example(model: nn.Module) -> Any:
-    """The example inputs to pass, where the library does not know them by itself."""
+    """Example inputs for models whose inputs ``analyze`` cannot derive itself; otherwise None."""
     if getattr(model, "main_input_name", None) == "input_values":
         return {"input_values": torch.empty(2, _SAMPLES, device="meta")}
     return None
 
 
 def batch(model: nn.Module) -> CallInputs:
-    """Random inputs of the shape that ``analyze`` takes by default."""
+    """Random inputs of the shape that ``analyze`` uses by default."""
     inputs = call_inputs(model, example(model))
     args, kwargs = pytree.tree_map_only(Tensor, _drawn, (inputs.args, inputs.kwargs))
     return CallInputs(args, kwargs)
@@ -131,11 +131,11 @@ def _drawn(like: Tensor) -> Tensor:
 
 
 def as_example(inputs: CallInputs) -> Any:
-    """Inputs in the form that ``analyze`` and ``convert`` take: arguments or keywords."""
+    """Inputs in the form that ``analyze`` and ``convert`` accept: a dict of keywords or a tuple."""
     return inputs.kwargs or inputs.args
 
 
 def logits(output: Any) -> Tensor:
-    """Of several outputs (auxiliary classifiers in training) the first, pooled if it is a map."""
+    """The first output (others are auxiliary classifiers); a map is averaged over positions."""
     first = next(leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))
     return first.flatten(2).mean(2) if first.dim() > 2 else first

@@ -1,6 +1,6 @@
-"""Small plots as SVG, without a library: points, bars and lines.
+"""Small SVG plots without a plotting library: points, bars and lines.
 
-They are read in a page, in Markdown and on paper, so they bring their own background.
+They appear in pages, in Markdown and in print, so each has its own background.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Point = tuple[float, float]
 
 
 class Axis:
-    """Numbers to pixels, along one direction; a linear one begins at ``floor`` or below it."""
+    """Maps numbers to pixels in one direction; a linear axis starts at ``floor`` or below."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Axis:
     ) -> None:
         self.log = log
         low, high = min(values, default=1.0), max(values, default=1.0)
-        if log:
+        if log:  # from one power of ten to another; zeros count as 1e-9
             low, high = max(low, 1e-9), max(high, 1e-9)
             low, high = 10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high))
         else:
@@ -45,6 +45,7 @@ class Axis:
         return self.start + (value - low) / (high - low) * (self.end - self.start)
 
     def ticks(self) -> list[float]:
+        """Powers of ten on a logarithmic axis, else about five multiples of 1, 2 or 5."""
         if self.log:
             first, last = round(math.log10(self.low)), round(math.log10(self.high))
             return [10.0**power for power in range(first, last + 1)]
@@ -56,7 +57,7 @@ class Axis:
 
 
 def points(series: dict[str, list[tuple[float, float, str]]], title: str, x: str, y: str) -> str:
-    """Dots with names that appear under the pointer; both axes logarithmic."""
+    """Dots whose names appear as tooltips; both axes are logarithmic."""
     every = [dot for dots in series.values() for dot in dots]
     across = Axis([dot[0] for dot in every], LEFT, WIDTH - RIGHT, log=True)
     up = Axis([dot[1] for dot in every], HEIGHT - BOTTOM, TOP, log=True)
@@ -71,7 +72,7 @@ def points(series: dict[str, list[tuple[float, float, str]]], title: str, x: str
 
 
 def lines(series: dict[str, list[Point]], title: str, x: str, y: str) -> str:
-    """Lines through points; both axes from 0."""
+    """Lines through points; both axes start at 0."""
     every = [point for line in series.values() for point in line]
     across = Axis([point[0] for point in every], LEFT, WIDTH - RIGHT, log=False)
     up = Axis([point[1] for point in every], HEIGHT - BOTTOM, TOP, log=False)
@@ -89,7 +90,7 @@ def lines(series: dict[str, list[Point]], title: str, x: str, y: str) -> str:
 
 
 def bars(rows: list[tuple[str, list[int], int]], kinds: Sequence[str], title: str) -> str:
-    """A bar per row for each kind, as a share of the row's total, and the counts next to it."""
+    """One bar per row and kind, as a share of the row's total, with the counts beside it."""
     thick, gap, left, right = 6, 5, 190, 110
     each = len(kinds) * thick + gap
     height = TOP + len(rows) * each + 8

@@ -1,20 +1,22 @@
-"""What a record of the zoo says.
+"""Questions about a record of the benchmark.
 
-It holds the model's name and family, and under the name of each stage what was measured: nothing
-when the stage was not asked for, ``{"skipped": reason}`` or ``{"error": cause}``.
+A record holds the model's name and family, and the measurements of each stage under its name. A
+stage that was not requested is missing; ``{"skipped": reason}`` and ``{"error": cause}`` are the
+other cases.
 """
 
 from __future__ import annotations
 
-from . import torture
+from . import stress_test
 from .runner import Record
 
+#: Shares of the backbone up to which a model counts as divided well.
 LARGEST_UNIT = 0.02
 LARGEST_LOCKED = 0.10
 
 
 def part(record: Record, stage: str) -> Record:
-    """What a stage found; nothing when it failed or was not run."""
+    """The measurements of a stage; empty when it failed or was not run."""
     found: Record = record.get(stage) or {}
     return {} if "error" in found or "skipped" in found else found
 
@@ -28,15 +30,15 @@ def converted(record: Record) -> bool:
 
 
 def verified(record: Record) -> bool:
-    return bool(part(record, "verify")) and torture.is_ok(record["verify"])
+    return bool(part(record, "verify")) and stress_test.is_ok(record["verify"])
 
 
-def pruned_by_peer(record: Record) -> bool:
+def pruned_by_torch_pruning(record: Record) -> bool:
     return part(record, "compare").get("torch_pruning", {}).get("stage") == "done"
 
 
 def is_divided(record: Record) -> bool:
-    """Is no unit larger than 2 % of the backbone, and at most 10 % of it locked?"""
+    """Whether no unit holds more than 2 % of the backbone and at most 10 % of it is locked."""
     found = part(record, "analyze")
     return (
         bool(found)
@@ -46,9 +48,9 @@ def is_divided(record: Record) -> bool:
 
 
 def failures(record: Record) -> dict[str, str]:
-    """The cause of every failure of ours, by stage."""
+    """Stage -> cause of each failure of autoeidetic."""
     causes = {
-        stage: torture.cause(found) if stage == "verify" else found.get("error", "")
+        stage: stress_test.cause(found) if stage == "verify" else found.get("error", "")
         for stage, found in record.items()
         if isinstance(found, dict) and "skipped" not in found
     }
@@ -56,7 +58,7 @@ def failures(record: Record) -> dict[str, str]:
 
 
 def skipped(record: Record) -> dict[str, str]:
-    """Why stages were not run."""
+    """Stage -> reason for each stage that was not run."""
     return {
         stage: found["skipped"]
         for stage, found in record.items()
@@ -64,8 +66,8 @@ def skipped(record: Record) -> dict[str, str]:
     }
 
 
-def peer_failures(record: Record) -> dict[str, str]:
-    """What the other tools could not do."""
+def other_tools_failures(record: Record) -> dict[str, str]:
+    """Tool -> cause of each failure of the other tools."""
     found = part(record, "compare")
     causes = {
         way: text

@@ -1,4 +1,4 @@
-"""The columns of the zoo's results, and the tables made of them."""
+"""The columns of the benchmark's results, and the tables built from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Value = str | float | None
 
 @dataclass(frozen=True)
 class Column:
-    """``format`` is that of ``format()``; empty for text."""
+    """A column; ``format`` is a format specification, empty for text."""
 
     title: str
     value: Callable[[Record], Value]
@@ -31,7 +31,7 @@ class Column:
         return "" if value is None else format(value, self.format)
 
 
-def _of(stage: str, key: str) -> Callable[[Record], Value]:
+def _field(stage: str, key: str) -> Callable[[Record], Value]:
     return lambda record: part(record, stage).get(key)
 
 
@@ -45,6 +45,7 @@ def _locked_because(record: Record) -> Value:
 
 
 def _operators(record: Record) -> Value:
+    # a list while it is measured, a number in the result files
     operators = part(record, "analyze").get("operators")
     return len(operators) if isinstance(operators, list) else operators
 
@@ -62,7 +63,7 @@ def _bitwise(record: Record) -> Value:
     return "yes" if verified(record) else "no"
 
 
-def _peer(record: Record) -> Value:
+def _halved(record: Record) -> Value:
     found = part(record, "compare").get("torch_pruning")
     if not found:
         return None
@@ -80,29 +81,29 @@ def _not_run(record: Record) -> Value:
 COLUMNS = (
     Column("family", lambda r: r["family"]),
     Column("model", lambda r: r["model"]),
-    Column("captured by", _of("analyze", "captured_by")),
-    Column("weights", _of("analyze", "weights")),
-    Column("parameters", _of("analyze", "parameters"), ",d"),
-    Column("nodes", _of("analyze", "nodes"), "d"),
+    Column("captured by", _field("analyze", "captured_by")),
+    Column("weights", _field("analyze", "weights")),
+    Column("parameters", _field("analyze", "parameters"), ",d"),
+    Column("nodes", _field("analyze", "nodes"), "d"),
     Column("operators", _operators, "d"),
-    Column("groups", _of("analyze", "groups"), "d"),
-    Column("units", _of("analyze", "units"), "d"),
-    Column("largest unit", _of("analyze", "largest_unit_share"), ".2%"),
-    Column("locked", _of("analyze", "locked_share"), ".2%"),
+    Column("groups", _field("analyze", "groups"), "d"),
+    Column("units", _field("analyze", "units"), "d"),
+    Column("largest unit", _field("analyze", "largest_unit_share"), ".2%"),
+    Column("locked", _field("analyze", "locked_share"), ".2%"),
     Column("locked because", _locked_because),
-    Column("free after half", _of("analyze", "free_after_half"), ".1%"),
-    Column("capture (s)", _of("analyze", "seconds_capture"), ".3f"),
+    Column("free after half", _field("analyze", "free_after_half"), ".1%"),
+    Column("capture (s)", _field("analyze", "seconds_capture"), ".3f"),
     Column("rest of analysis (s)", _rest_of_analysis, ".3f"),
-    Column("analysis (GiB)", _of("analyze", "gibibytes"), ".2f"),
-    Column("convert (s)", _of("convert", "seconds"), ".3f"),
-    Column("rehearsal (s)", _of("convert", "seconds_rehearsal"), ".3f"),
-    Column("convert (GiB)", _of("convert", "gibibytes"), ".2f"),
+    Column("analysis (GiB)", _field("analyze", "gibibytes"), ".2f"),
+    Column("convert (s)", _field("convert", "seconds"), ".3f"),
+    Column("rehearsal (s)", _field("convert", "seconds_rehearsal"), ".3f"),
+    Column("convert (GiB)", _field("convert", "gibibytes"), ".2f"),
     Column("analyze again (s)", _seconds("analyze"), ".3f"),
     Column("torch.export (s)", _seconds("export"), ".3f"),
     Column("Torch-Pruning (s)", _seconds("torch_pruning"), ".3f"),
-    Column("Torch-Pruning halves it", _peer),
+    Column("Torch-Pruning halves it", _halved),
     Column("bitwise", _bitwise),
-    Column("torture (s)", _of("verify", "seconds"), ".0f"),
+    Column("stress test (s)", _field("verify", "seconds"), ".0f"),
     Column("failure", _cause),
     Column("not run", _not_run),
 )
@@ -110,12 +111,12 @@ _LIVE = {
     "analyze": ("captured by", "nodes", "groups", "units", "largest unit", "locked"),
     "convert": ("convert (s)", "rehearsal (s)"),
     "compare": ("analyze again (s)", "torch.export (s)", "Torch-Pruning halves it"),
-    "verify": ("bitwise", "torture (s)"),
+    "verify": ("bitwise", "stress test (s)"),
 }
 
 
 def shown(records: list[Record]) -> list[Column]:
-    """The columns that say anything about these records."""
+    """The columns that have a value for at least one of the records."""
     return [c for c in COLUMNS if any(c.value(r) is not None for r in records)]
 
 
@@ -124,7 +125,7 @@ def live_head(stage: str) -> str:
 
 
 def live_row(stage: str, found: Record) -> str:
-    """A line of the table that grows while the run goes on."""
+    """The line that is printed when a stage of one model is done."""
     if "error" in found:
         return f"{found['model'][:40]:40}  {found['error']}"
     record = {"model": found["model"], "family": "", stage: found}

@@ -1,7 +1,11 @@
-"""Run one measurement per model, each in a process of its own with a time and a memory limit.
+"""Run one measurement per model, each in its own process with a time and a memory limit.
 
-Results are appended to a file of JSON lines as they come, so a run that was interrupted goes on
-where it stopped. A failure is a result like any other: it never stops the run.
+A process per model isolates the run: a crash, a hang or a model that needs too much memory costs
+one record, and neither peak memory nor global settings carry over from one model to the next.
+Processes are forked, so that they inherit the imported libraries, which take seconds to import.
+
+Every result is appended to a file of JSON lines as soon as it is known. A run that was interrupted
+reads this file and measures only what is missing. A failure is recorded like any other result.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from typing import Any
 from tqdm import tqdm
 
 GIB = 2**30
-#: Whose releases change what is measured.
+#: Libraries whose versions are recorded, because they affect the measurements.
 LIBRARIES = ("torch", "timm", "torchvision", "transformers", "torch-pruning")
 Record = dict[str, Any]
 
@@ -39,21 +43,24 @@ def run_all(
     gibibytes: float = 12.0,
     workers: int = 1,
     retry: bool = False,
-    tell: Callable[[Record], str] | None = None,
+    describe: Callable[[Record], str] | None = None,
 ) -> list[Record]:
     """Call ``measure(name)`` for each name that ``into`` has no result for yet.
 
     Args:
         seconds: the time limit of a model.
-        gibibytes: its memory limit, of data that is its own.
-        workers: how many run at a time.
-        retry: measure those again that failed before.
-        tell: what to print of a record as it comes, on stdout; by default one line on stderr.
+        gibibytes: the limit of its data segment (``RLIMIT_DATA``).
+        workers: how many models run in parallel.
+        retry: also measure models whose earlier result is an error.
+        describe: makes the line that is printed on stdout for each new record; by default a short
+            line goes to stderr.
     """
-    import timm  # noqa: F401  before the fork, so that every process has them at once
+    import timm  # noqa: F401  imported before the fork, so that every child has them
 
     import autoeidetic  # noqa: F401
 
+    # Resumption: results of earlier runs count as done. A retried model is appended again; `done`
+    # then keeps the later of its records.
     names = list(dict.fromkeys(names))
     done = {record["model"]: record for record in read(into)}
     waiting = deque(n for n in names if n not in done or (retry and "error" in done[n]))
@@ -70,8 +77,8 @@ def run_all(
                 done[job.name] = record
                 append(into, record)
                 bar.update()
-                if tell is not None:
-                    tqdm.write(tell(record), file=sys.stdout)
+                if describe is not None:
+                    tqdm.write(describe(record), file=sys.stdout)
                     continue
                 took = time.perf_counter() - job.start
                 line = f"{job.name}: {record.get('error', 'ok')} ({took:.1f} s)"
@@ -79,13 +86,13 @@ def run_all(
                 tqdm.write(f"[{number}/{len(names)}] {line}", file=sys.stderr)
     finally:
         bar.close()
-        for job in running:
+        for job in running:  # after an interruption: their results are measured again next time
             job.process.kill()
     return [done[name] for name in names]
 
 
 def read(path: Path) -> list[Record]:
-    """The records of a file of JSON lines, without one that a killed run left half written."""
+    """The records in a file of JSON lines, without a line that a killed run left incomplete."""
     if not path.exists():
         return []
     records = []
@@ -98,15 +105,16 @@ def read(path: Path) -> list[Record]:
 
 
 def append(path: Path, record: Record) -> None:
+    """Add a record to a file of JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         if file.seek(0, 2) and path.read_bytes()[-1:] != b"\n":
-            file.write(b"\n")  # after a line that was cut short
+            file.write(b"\n")  # end an incomplete line of a killed run
         file.write(json.dumps(record).encode() + b"\n")
 
 
-def forget(path: Path, names: Iterable[str]) -> None:
-    """Drop the records of some models, so that they are measured again."""
+def discard(path: Path, names: Iterable[str]) -> None:
+    """Delete the records of some models, so that they are measured again."""
     kept = [record for record in read(path) if record["model"] not in set(names)]
     if path.exists():
         path.write_text("".join(json.dumps(record) + "\n" for record in kept))
@@ -114,6 +122,8 @@ def forget(path: Path, names: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class _Job:
+    """A running process: it sends one record through ``receiver``, or dies, or is killed."""
+
     name: str
     process: BaseProcess
     receiver: Connection
@@ -126,13 +136,14 @@ def _start(measure: Callable[[str], Record], name: str, seconds: float, gibibyte
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(measure, name, gibibytes, sender))
     process.start()
-    sender.close()
+    sender.close()  # the child's copy is now the only one: its death ends the pipe (EOFError)
     now = time.perf_counter()
     return _Job(name, process, receiver, now, now + seconds)
 
 
 def _ended(running: list[_Job]) -> list[_Job]:
-    """Wait until some have sent their record, died or used up their time."""
+    """Wait until at least one job has sent its record, died or exceeded its time; those jobs."""
+    # A pipe becomes ready both when a record arrives and when its process dies.
     soonest = min(job.deadline for job in running)
     ready = wait([job.receiver for job in running], max(0.0, soonest - time.perf_counter()))
     now = time.perf_counter()
@@ -140,6 +151,7 @@ def _ended(running: list[_Job]) -> list[_Job]:
 
 
 def _collect(job: _Job, seconds: float) -> Record:
+    """The record of a job that has ended or exceeded its time; the process is killed."""
     try:
         if not job.receiver.poll():
             return {"model": job.name, "error": f"took more than {seconds:.0f} s"}
@@ -159,20 +171,21 @@ def _child(
     _limit_memory(gibibytes)
     try:
         record = measure(name)
-    except Exception as error:  # whatever a model or a tool may raise
+    except Exception as error:  # a model or a tool may raise anything
         needs = f"needs more than {gibibytes:g} GiB: " if is_lack_of_memory(error) else ""
-        record = {"error": needs + short(error)}
+        record = {"error": needs + error_line(error)}
     sender.send(record)
 
 
 def is_lack_of_memory(error: BaseException) -> bool:
-    """Is it the memory limit that this error comes from?"""
+    """Whether the error is caused by the memory limit."""
     return isinstance(error, MemoryError) or "allocate memory" in str(error)
 
 
 def _limit_memory(gibibytes: float) -> None:
-    import resource  # not on every platform
+    import resource  # not available on Windows
 
+    # Not the address space (RLIMIT_AS): torch reserves far more of it than it uses.
     limit = int(gibibytes * GIB)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
@@ -185,15 +198,15 @@ def peak_memory() -> float:
 
 
 def seconds_of(action: Callable[[], object]) -> float:
-    """How long one call takes."""
+    """The duration of one call in seconds."""
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
 
 
 @contextmanager
-def limited(seconds: int) -> Iterator[None]:
-    """Raise TimeoutError in the block when it takes longer."""
+def time_limit(seconds: int) -> Iterator[None]:
+    """Raise TimeoutError inside the block when it takes longer than ``seconds``."""
 
     def expire(*_: object) -> None:
         raise TimeoutError(f"took more than {seconds} s")
@@ -207,16 +220,16 @@ def limited(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def short(error: BaseException) -> str:
-    """An error in one line."""
+def error_line(error: BaseException) -> str:
+    """The type and first line of an error."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0] if text else ''}"[:300]
 
 
 def setting(*packages: str, records: Iterable[Record] = ()) -> Record:
-    """What the numbers were measured with: torch, timm, and those of the packages there are.
+    """The environment of the measurements: date, versions of torch, timm and ``packages``, machine.
 
-    Dates and versions are those of the records, which may be older than the run that reports them.
+    Dates and versions come from the records, which may be older than the run that reports them.
     """
     records = list(records) or [{"date": _today()}]
     dates = sorted({record.get("date", "unknown") for record in records})
@@ -229,12 +242,12 @@ def setting(*packages: str, records: Iterable[Record] = ()) -> Record:
 
 
 def versions() -> dict[str, str]:
-    """Of the libraries that are installed."""
+    """The versions of the installed libraries."""
     return {name: _version(name) for name in LIBRARIES if _version(name)}
 
 
 def _all_versions(packages: Iterable[str], records: Iterable[Record]) -> dict[str, str]:
-    """Each package with the versions that occur."""
+    """Package -> all versions that occur in the records."""
     now = versions()
     used = [record.get("versions", now) for record in records]
     found = {name: sorted({each[name] for each in used if name in each}) for name in packages}

@@ -1,4 +1,4 @@
-"""The results of the zoo in a few sentences."""
+"""The results of the benchmark in a few sentences."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .records import (
     converted,
     failures,
     is_divided,
+    other_tools_failures,
     part,
-    peer_failures,
-    pruned_by_peer,
+    pruned_by_torch_pruning,
     skipped,
     verified,
 )
@@ -25,12 +25,12 @@ from .runner import Record
 
 
 def bullets(lines: Iterable[str]) -> list[str]:
-    """A list in Markdown, in which names and error messages are text and nothing else."""
+    """A Markdown list; HTML in names and error messages is escaped."""
     return [f"- {escape(line, quote=False)}" for line in lines]
 
 
 def summary(records: list[Record]) -> list[str]:
-    """The result in a few sentences: counts first, then times, then what failed and why."""
+    """A few sentences: counts first, then times, then failures with their causes."""
     lines = [_analysis_line(records)]
     for stage, done, text in (
         ("convert", converted, "converted and rehearsed with real weights"),
@@ -41,7 +41,8 @@ def summary(records: list[Record]) -> list[str]:
         if asked:
             rest = f"; {left_out} were not run" if left_out else ""
             lines.append(f"{sum(map(done, asked))} of {len(asked)} models: {text}{rest}.")
-    lines += _peer_lines([r for r in records if part(r, "compare")])
+    lines += _other_tools_lines([r for r in records if part(r, "compare")])
+    # A model that skips several stages for one reason counts once.
     why = Counter(reason for r in records for reason in set(skipped(r).values()))
     lines += [f"{number} not run: {reason}." for reason, number in sorted(why.items())]
     lines += [
@@ -58,8 +59,8 @@ def _analysis_line(records: list[Record]) -> str:
     text = (
         f"{len(known)} of {len(records)} models ({len(known) / max(len(records), 1):.1%}) "
         f"analysed, {len(complete)} with no operator unhandled and every parameter element in a "
-        f"unit; {sum(map(is_divided, records))} divided so far that no unit holds more than "
-        f"{LARGEST_UNIT:.0%} of the backbone and no more than {LARGEST_LOCKED:.0%} is locked"
+        f"unit; in {sum(map(is_divided, records))} of them no unit holds more than "
+        f"{LARGEST_UNIT:.0%} of the backbone and at most {LARGEST_LOCKED:.0%} is locked"
     )
     if not known:
         return text + "."
@@ -71,7 +72,7 @@ def _analysis_line(records: list[Record]) -> str:
     )
 
 
-def _peer_lines(records: list[Record]) -> list[str]:
+def _other_tools_lines(records: list[Record]) -> list[str]:
     if not records:
         return []
     lines = []
@@ -88,14 +89,16 @@ def _peer_lines(records: list[Record]) -> list[str]:
             ratios = [ours / theirs for ours, theirs in pairs]
             lines.append(
                 f"`analyze` takes {median(ratios):.2f} times as long as {title} (median of "
-                f"{len(pairs)} models that both can do; worst {max(ratios):.2f})."
+                f"{len(pairs)} models that both support; worst {max(ratios):.2f})."
             )
     records = [r for r in records if "torch_pruning" in part(r, "compare")]
     if not records:
         return [*lines, "Torch-Pruning is not installed."]
-    done = sum(map(pruned_by_peer, records))
+    done = sum(map(pruned_by_torch_pruning, records))
     stages = Counter(
-        part(r, "compare")["torch_pruning"]["stage"] for r in records if not pruned_by_peer(r)
+        part(r, "compare")["torch_pruning"]["stage"]
+        for r in records
+        if not pruned_by_torch_pruning(r)
     )
     rest = ", ".join(f"{n} fail to {stage}" for stage, n in stages.items())
     lines.append(
@@ -106,16 +109,16 @@ def _peer_lines(records: list[Record]) -> list[str]:
 
 
 def reasons(records: list[Record]) -> list[str]:
-    """Model by model: what is divided less than it should be, and what other tools cannot do."""
+    """For each model: why it is not divided further, and what other tools failed at."""
     undivided = [f"{r['model']}: {_undivided(r)}" for r in records if analysed(r)]
     blocks = {
         f"More than {LARGEST_UNIT:.0%} in one unit, or more than {LARGEST_LOCKED:.0%} locked:": [
             line for line in undivided if not line.endswith(": ")
         ],
-        "What other tools could not do:": [
+        "Failures of other tools:": [
             f"{r['model']}, {tool}: {cause}"
             for r in records
-            for tool, cause in peer_failures(r).items()
+            for tool, cause in other_tools_failures(r).items()
         ],
     }
     return [
@@ -127,7 +130,7 @@ def reasons(records: list[Record]) -> list[str]:
 
 
 def _undivided(record: Record) -> str:
-    """Why a model is not divided further; empty when it is divided far enough."""
+    """Why a model is not divided further; empty when it is divided well."""
     found = part(record, "analyze")
     parts = []
     if found["largest_unit_share"] > LARGEST_UNIT:

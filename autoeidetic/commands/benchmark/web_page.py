@@ -1,4 +1,4 @@
-"""The zoo's results as one page that needs nothing else: columns to sort by, and plots."""
+"""The benchmark's results as one self-contained HTML page: a sortable table and plots."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import defaultdict
 from html import escape
 
 from . import plots
-from .records import analysed, converted, part, pruned_by_peer, verified
+from .records import analysed, converted, part, pruned_by_torch_pruning, verified
 from .result_table import Column, shown
 from .runner import Record, setting_line
 from .summary import summary
@@ -91,7 +91,7 @@ def _row(columns: list[Column], record: Record) -> str:
     cells = []
     for column in columns:
         value, text = column.value(record), escape(column.text(record))
-        if column.format:
+        if column.format:  # `data-value` has the exact number, by which the script sorts
             exact = "" if value is None else f"{value:g}" if isinstance(value, float) else value
             cells.append(f'<td class="number" data-value="{exact}">{text}</td>')
         else:
@@ -101,7 +101,7 @@ def _row(columns: list[Column], record: Record) -> str:
 
 
 def plot_times(records: list[Record]) -> str:
-    """Seconds against the size of the graph, ours and the others'."""
+    """Seconds against the size of the graph, for autoeidetic and the other tools."""
     series: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
     titles = {"export": "torch.export", "torch_pruning": "Torch-Pruning's graph"}
     for record in records:
@@ -117,14 +117,14 @@ def plot_times(records: list[Record]) -> str:
 
 
 def plot_coverage(records: list[Record]) -> str:
-    """How many models of each family got through each stage."""
+    """The number of models of each family that passed each stage."""
     kinds = {"analysed": analysed}
     if any(record.get("convert") for record in records):
         kinds["converted"] = converted
     if any(record.get("verify") for record in records):
         kinds["no bit moved"] = verified
     if any(record.get("compare") for record in records):
-        kinds["halved by Torch-Pruning"] = pruned_by_peer
+        kinds["halved by Torch-Pruning"] = pruned_by_torch_pruning
     families: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         families[record["family"]].append(record)

@@ -1,4 +1,4 @@
-"""``autoeidetic demo``: five tasks with a stock network, beside ordinary fine-tuning."""
+"""``autoeidetic demo``: a stock network learns five tasks, compared with fine-tuning."""
 
 from __future__ import annotations
 
@@ -21,42 +21,52 @@ examples:
   autoeidetic demo
   autoeidetic demo --output elsewhere --seed 7
   autoeidetic demo --quiet --json > result.json
-A stock network of timm learns scikit-learn's digits as five tasks; the same network is fine-tuned
-beside it and forgets. Takes a minute or two on two cores, and needs no connection. The folder gets
+A stock timm network learns scikit-learn's digits as five tasks; for comparison the same network is
+fine-tuned, and forgets. Takes a minute or two on two cores and needs no connection. Writes
 report.html, which opens in any browser; network.safetensors, for autoeidetic.load and autoeidetic
-verify; demo.json with all figures. The code to copy from is autoeidetic/commands/demo/eidetic.py.
+verify; and demo.json with all figures. The code to copy is in autoeidetic/commands/demo/eidetic.py.
 """
 REPORT, NETWORK, RECORD = "report.html", "network.safetensors", "demo.json"
-#: The network is narrower than the one that timm makes by this name.
+#: A factory, not timm's name: the demo's network is narrower than timm's model of that name.
 _MODEL = "autoeidetic.commands.demo.networks:stock_network"
 _OTHER = "choose another --output"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the options of the command."""
     parser.add_argument(
-        "--output", metavar="DIR", default="autoeidetic-demo", help="for the report (%(default)s)"
+        "--output",
+        metavar="DIR",
+        default="autoeidetic-demo",
+        help="folder for the report (%(default)s)",
     )
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="(%(default)s)")
-    parser.add_argument("--quiet", action="store_true", help="print the result and nothing else")
+    parser.add_argument(
+        "--seed", metavar="N", type=int, default=0, help="random seed (%(default)s)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="print only the result")
     add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     folder = Path(options.output)
     check_folder(folder)
-    from . import story  # timm and scikit-learn take seconds to import
+    from . import story  # imported late: timm and scikit-learn take seconds
     from .compare import compare
     from .data import digit_tasks, examples
+    from .progress import ProgressPrinter
     from .report_page import to_html
-    from .telling import Telling
 
-    aloud = not (options.quiet or options.json)
+    verbose = not (options.quiet or options.json)
     try:
-        with closing(Telling(aloud, not options.quiet and sys.stderr.isatty())) as listener:
+        with closing(
+            ProgressPrinter(verbose, not options.quiet and sys.stderr.isatty())
+        ) as listener:
             outcome, net = compare(digit_tasks(), options.seed, listener=listener)
     except KeyboardInterrupt:
-        print("autoeidetic: stopped; the same command starts from the beginning", file=sys.stderr)
+        print(
+            "autoeidetic: stopped; the same command starts again from the beginning",
+            file=sys.stderr,
+        )
         return 130
     net.save(folder / NETWORK)
     page = to_html(outcome, net, examples(), verify=_verify(folder))
@@ -66,27 +76,28 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(result.decode().rstrip())
     else:
-        print(f"\n{story.ending(outcome)}\n\n{_whereabouts(folder, outcome)}")
+        print(f"\n{story.ending(outcome)}\n\n{_locations(folder, outcome)}")
     return 0 if outcome.changed == 0 and outcome.scramble_proof else 1
 
 
 def check_folder(folder: Path) -> None:
-    """Better now than after a minute of training; what is not of a demo is not touched.
+    """Create the folder before training, and refuse one that holds other files.
 
     Raises:
-        InputError: it cannot be written to, or holds something else.
+        InputError: the folder cannot be written to, or holds files that are not of a demo.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        strange = any(folder.iterdir()) and not (folder / RECORD).exists()
-        if not strange:
+        foreign = any(folder.iterdir()) and not (folder / RECORD).exists()
+        if not foreign:
+            # marks the folder as a demo's, so that an interrupted demo can be repeated in it
             (folder / RECORD).write_bytes(files.to_json({}))
     except OSError as error:
         raise InputError(
             f"'{folder}' cannot be written to: {error.strerror}", remedy=_OTHER
         ) from error
-    if strange:
-        raise InputError(f"'{folder}' holds something else than a demo", remedy=_OTHER)
+    if foreign:
+        raise InputError(f"'{folder}' is not empty and holds no demo", remedy=_OTHER)
 
 
 def _verify(folder: Path) -> str:
@@ -102,12 +113,12 @@ def _result(outcome: Outcome, folder: Path) -> dict[str, Any]:
     }
 
 
-def _whereabouts(folder: Path, outcome: Outcome) -> str:
+def _locations(folder: Path, outcome: Outcome) -> str:
     return "\n".join(
         [
-            f"Report, for a browser: {(folder / REPORT).resolve().as_uri()}",
-            f"The network, to check for yourself: {_verify(folder)}",
-            f"{outcome.seconds:.0f} seconds. The code to copy from: "
+            f"Report: {(folder / REPORT).resolve().as_uri()}",
+            f"Check the network: {_verify(folder)}",
+            f"{outcome.seconds:.0f} seconds. The code to copy: "
             "autoeidetic/commands/demo/eidetic.py",
         ]
     )

@@ -1,4 +1,4 @@
-"""Charts: drawings of an outcome as SVG. Colours are classes, so they follow the page's scheme."""
+"""SVG charts of an outcome. Colours are CSS classes, so they follow the page's colour scheme."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from .outcome import Curves, Moment
 WIDTH, HEIGHT = 880, 250
 LEFT, RIGHT, TOP, BOTTOM = 48, 132, 30, 36
 CHANCE = 0.5
-_LOWEST = 0.4  # where the axis of accuracies begins, so that guessing is above its foot
+_LOWEST = 0.4  # start of the accuracy axis, so that chance lies above it
 _LABEL_GAP = 15.0
 
 
 def accuracy_chart(
     curves: Curves, boundaries: Sequence[int], names: Sequence[str], title: str
 ) -> str:
-    """Accuracy on each task while it and the others are learned."""
+    """Accuracy of each task over all epochs."""
     across, up = _axes([y for points in curves.values() for _, y in points], boundaries, _LOWEST)
     body = [*_bands(across, boundaries, names), *_scales(across, up)]
     body.append(_line(LEFT, up(CHANCE), WIDTH - RIGHT, up(CHANCE), "chance"))
-    body.append(_text(WIDTH - RIGHT - 6, up(CHANCE) + 13, "guessing", "small end"))
+    body.append(_text(WIDTH - RIGHT - 6, up(CHANCE) + 13, "chance", "small end"))
     for task, points in curves.items():
         body.append(_curve(across, up, task, points, names[task]))
     ends = {task: points[-1][1] for task, points in curves.items()}
@@ -37,11 +37,12 @@ def accuracy_chart(
 def capacity_chart(
     moments: Sequence[Moment], boundaries: Sequence[int], names: Sequence[str], title: str
 ) -> str:
-    """Who has how much of the network, from the first epoch to the last, on top of each other."""
+    """Shares of the network owned by each task over all epochs, stacked."""
     across, up = _axes([1.0], boundaries, 0.0)
     body = [_rectangle(LEFT, TOP, WIDTH - RIGHT - LEFT, HEIGHT - BOTTOM - TOP, "free")]
     middles: dict[int, float] = {}
     for task in range(len(names)):
+        # A polygon between two cumulative shares: along the upper one and back along the lower one.
         lower = [(m.epoch, sum(m.tasks[:task])) for m in moments]
         upper = [(m.epoch, sum(m.tasks[: task + 1])) for m in moments]
         shown = [n for n, (low, high) in enumerate(zip(lower, upper, strict=True)) if high > low]
@@ -49,7 +50,7 @@ def capacity_chart(
             continue
         points = [upper[n] for n in shown] + [lower[n] for n in reversed(shown)]
         start = 0 if task == 0 else boundaries[task - 1]
-        points += [(start, points[-1][1]), (start, 1.0)]  # its first epoch begins at the boundary
+        points += [(start, points[-1][1]), (start, 1.0)]  # the area begins at the task's boundary
         share = f"{names[task]}: {100 * moments[-1].tasks[task]:.1f}% of the network"
         body.append(
             tag(
@@ -70,7 +71,7 @@ def capacity_chart(
 
 
 def group_chart(shares: Sequence[Share], title: str) -> str:
-    """How one group of channels was divided after each task: a column for each."""
+    """How one group of channels was divided after each task: one column per task."""
     wide, gap, high = 22, 5, 92
     body = []
     for after, share in enumerate(shares):
@@ -91,7 +92,7 @@ def heat_map(
     lowest: float = 0.0,
     drops: bool = False,
 ) -> str:
-    """Shares as shades between ``lowest`` and 1; with ``drops`` what a column has lost so far."""
+    """Shares as shades between ``lowest`` and 1; ``drops`` adds the loss since the diagonal."""
     wide, tall, left, top = 70, 44, 62, 28
     body = [
         _text(left + (n + 0.5) * wide, top - 10, name, "label middle")
@@ -111,7 +112,7 @@ def heat_map(
 def digit(shades: Sequence[Sequence[float]], title: str) -> str:
     """An image of 8 by 8 shades."""
     body = [
-        tag("rect", x=x, y=y, width=1.05, height=1.05, fill_opacity=number_of(shade))
+        tag("rect", x=x, y=y, width=1.05, height=1.05, fill_opacity=opacity(shade))
         for y, row in enumerate(shades)
         for x, shade in enumerate(row)
         if shade
@@ -119,10 +120,10 @@ def digit(shades: Sequence[Sequence[float]], title: str) -> str:
     return _svg(body, 8, 8, title)
 
 
-def number_of(share: float) -> str:
-    """Two digits, which is finer than one can see.
+def opacity(share: float) -> str:
+    """A share with two digits, finer than the eye can see.
 
-    >>> number_of(0.123)
+    >>> opacity(0.123)
     '0.12'
     """
     return f"{share:.2f}"
@@ -139,7 +140,7 @@ def _axes(values: Sequence[float], boundaries: Sequence[int], floor: float) -> t
 def _bands(
     across: Axis, boundaries: Sequence[int], names: Sequence[str], *, tinted: bool = True
 ) -> list[str]:
-    """The time in which each task was learned."""
+    """The span of epochs in which each task was learned."""
     body, start = [], 0
     for task, end in enumerate(boundaries):
         left, right = across(start), across(end)
@@ -175,7 +176,7 @@ def _curve(
 
 
 def _end_labels(heights: dict[int, float], said: dict[int, str]) -> list[str]:
-    """Names at the right, moved apart where they would overlap, each with a line to its end."""
+    """Labels at the right, moved apart where they would overlap, with lines to their curves."""
     placed = apart(list(heights.values()), _LABEL_GAP, TOP, HEIGHT - BOTTOM)
     body, right = [], WIDTH - RIGHT
     for (task, height), at in zip(heights.items(), placed, strict=True):
@@ -195,7 +196,7 @@ def _cell(
     shade = tag(
         "rect",
         x=x + 1.5, y=y + 1.5, width=wide - 3, height=tall - 3, rx=5,
-        fill_opacity=number_of(0.06 + 0.94 * level),
+        fill_opacity=opacity(0.06 + 0.94 * level),
         **{"class": "heat"},
     )  # fmt: skip
     ink = "strong" if level > 0.5 else ""

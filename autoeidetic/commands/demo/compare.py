@@ -1,4 +1,4 @@
-"""Compare: both networks learn the same tasks, and somebody is told as they go along."""
+"""The comparison: both networks learn the same tasks, and a listener is told of the progress."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .outcome import Outcome
 
 
 class Listener:
-    """Hears the story line by line, and of every epoch; this one does nothing about it."""
+    """Receives the story and the progress of a comparison; this base class ignores both."""
 
     def tell(self, text: str) -> None:
-        """A part of the story."""
+        """Receive a part of the story."""
 
     def expect(self, epochs: int) -> None:
-        """How many epochs there are in all, as far as it is known."""
+        """Receive the total number of epochs, as far as it is known."""
 
     def epoch(self, what: str) -> None:
-        """One more is done."""
+        """Receive a description of the epoch that is done."""
 
 
 def compare(
@@ -34,7 +34,7 @@ def compare(
     config: TrainConfig = CONFIG,
     listener: Listener | None = None,
 ) -> tuple[Outcome, EideticNet]:
-    """Teach both networks; what came of it, and the network that cannot forget."""
+    """Train both networks; the results, and the network that cannot forget."""
     began, listener = perf_counter(), listener or Listener()
     torch.manual_seed(seed)
     ours = Eidetic(tasks, config, lambda epoch: listener.epoch(story.doing(tasks, epoch)))
@@ -43,6 +43,8 @@ def compare(
     for number in range(len(tasks)):
         ours.learn(number)
         listener.tell(story.learned(tasks[number], ours.record, ours.moments[-1]))
+    # Now exact: one moment per epoch or round of pruning, one more after each task. Fine-tuning
+    # trains as many epochs as `ours`.
     listener.expect(len(ours.moments) - len(tasks) + ours.record.epochs)
     evaluation = ours.train_router()
     listener.tell(story.FINE_TUNING)
@@ -73,6 +75,6 @@ def compare(
 
 
 def _epochs(config: TrainConfig) -> int:
-    """Of a task, about: rounds of pruning count as well, and half of them need recovery."""
+    """An estimate for one task: a round of pruning counts, and needs about one epoch to recover."""
     rounds = round(config.most / config.step)
     return (config.max_epochs or config.patience) + 2 * rounds + config.settle_epochs

@@ -1,4 +1,4 @@
-"""Data: scikit-learn's handwritten digits, as tasks that tell two digits apart."""
+"""scikit-learn's handwritten digits, as tasks that distinguish two digits."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ... import Lesson
 
-#: Pixels to each side. The images have 8, which a network that halves them five times cannot use.
+#: Side of the images in pixels. The originals have 8, too few for a network that halves them five
+#: times.
 SIZE = 24
 BATCH = 32
-_TRAINED = 0.7
+_TRAIN_SHARE = 0.7
 
 
 def digit_tasks(count: int = 5, most_images: int | None = None) -> list[Lesson]:
-    """The first is 0 or 1, the second 2 or 3, and so on; ``most_images`` to learn from in each.
+    """Tasks "0 or 1", "2 or 3" and so on, each with at most ``most_images`` training images.
 
     >>> [task.name for task in digit_tasks(count=3)]
     ['0 or 1', '2 or 3', '4 or 5']
@@ -27,12 +28,12 @@ def digit_tasks(count: int = 5, most_images: int | None = None) -> list[Lesson]:
 
 
 def all_test_images(tasks: list[Lesson]) -> Tensor:
-    """Those of every task, in one batch."""
+    """The test images of all tasks, in one batch."""
     return torch.cat([images for task in tasks for images, _ in task.test])
 
 
 def train_images(tasks: list[Lesson]) -> int:
-    """How many there are to learn from."""
+    """The number of training images of all tasks."""
     counts: list[int] = [len(task.train.dataset) for task in tasks]  # type: ignore[attr-defined]
     return sum(counts)
 
@@ -45,7 +46,7 @@ def examples() -> list[list[list[float]]]:
 
 
 def _shuffled() -> tuple[Tensor, Tensor]:
-    """The same order whatever the seed, so that all runs are tested on the same images."""
+    """Images and labels in a fixed order, so that all runs test on the same images."""
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 8 - 1
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
@@ -56,7 +57,7 @@ def _shuffled() -> tuple[Tensor, Tensor]:
 def _task(images: Tensor, digits: Tensor, first: int, most_images: int | None) -> Lesson:
     rows = ((digits == first) | (digits == first + 1)).nonzero()[:, 0]
     images, labels = images[rows], digits[rows] - first
-    trained = int(_TRAINED * len(rows))
+    trained = int(_TRAIN_SHARE * len(rows))
     chosen = slice(trained if most_images is None else min(trained, most_images))
     train = TensorDataset(images[chosen], labels[chosen])
     return Lesson(

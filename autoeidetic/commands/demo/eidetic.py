@@ -1,4 +1,4 @@
-"""Eidetic: a stock network is converted and learns task after task. The part to copy from."""
+"""A stock network is converted and learns task after task. This is the part to copy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .networks import stock_network
 from .outcome import Moment, Record
 
 RATE = 3e-3
-#: A task gives up four fifths of the units it finds, a fifth at a time, if it can do without them.
+#: A task gives up to four fifths of its units, a fifth in each round, as long as accuracy allows.
 CONFIG = TrainConfig(
     max_epochs=7,
     step=0.2,
@@ -31,7 +31,7 @@ CONFIG = TrainConfig(
 
 
 class Eidetic:
-    """The network, its tasks, and notes of what happens to it."""
+    """The network, its tasks, and a record of their training."""
 
     def __init__(
         self, tasks: list[Lesson], config: TrainConfig, on_epoch: Callable[[Epoch], None]
@@ -46,7 +46,7 @@ class Eidetic:
         self.answers: list[Tensor] = []
 
     def learn(self, number: int) -> None:
-        """Train a task, prune it, freeze it; and keep what it answers, to compare with later."""
+        """Train, prune and finish a task; store its outputs to compare with later."""
         task = self.tasks[number]
         self.rates.append([])
         self.net.prepare_for_task(number, num_classes=2, name=task.name)
@@ -63,22 +63,22 @@ class Eidetic:
         self._note_capacity()
 
     def train_router(self) -> Evaluation:
-        """From now on the network finds out by itself which task an image belongs to."""
+        """Train a router, which predicts the task of an image, and evaluate with it."""
         self.net.train_router([task.train for task in self.tasks], progress=False)
         return autoeidetic.evaluate(self.net, [task.test for task in self.tasks])
 
     def changed_logits(self) -> int:
-        """How many logits of finished tasks are not, bit for bit, what they were."""
+        """The number of logits of finished tasks whose bits have changed."""
         now = map(self._answer, range(len(self.answers)))
         return sum(int(different(*pair).sum()) for pair in zip(self.answers, now, strict=True))
 
     def scramble_proof(self) -> bool:
-        """Do all answers stay even when everything that is free is overwritten?"""
+        """Whether all outputs stay the same when everything free is overwritten."""
         return self.net.verify(self.images[:64]).ok
 
     @torch.no_grad()
     def _answer(self, number: int) -> Tensor:
-        """The logits of a task for all test images, also those of other tasks."""
+        """The logits of a task for the test images of all tasks."""
         return self.net.eval()(self.images, task=number)
 
     def _accuracies(self) -> dict[int, float]:
@@ -95,4 +95,5 @@ class Eidetic:
     def _note_capacity(self) -> None:
         capacity = self.net.capacity()
         self.moments.append(Moment(self.record.epochs, capacity.tasks, capacity.free))
+        # One entry per task: replaces the entry of the current one until the next task begins.
         self.shares[len(self.rates) - 1 :] = [capacity.groups]

@@ -1,4 +1,4 @@
-"""Fine-tuning: the same network trained on one task after another in the ordinary way."""
+"""Ordinary fine-tuning: the same network trained on one task after another."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from .outcome import Record
 def fine_tune(
     tasks: list[Lesson], rates: Sequence[Sequence[float]], on_epoch: Callable[[int], None]
 ) -> Record:
-    """The budget is that of the other network: ``rates`` has a learning rate for each epoch."""
+    """Train with the other network's budget: ``rates[task]`` has a learning rate per epoch."""
     model, record = FineTuned(len(tasks)), Record()
     for number, task in enumerate(tasks):
+        # A new optimizer for each task, as the other network has.
         optimizer = torch.optim.AdamW(model.parameters(), lr=rates[number][0])
         for rate in rates[number]:
             optimizer.param_groups[0]["lr"] = rate
@@ -31,7 +32,7 @@ def fine_tune(
 def _train(model: FineTuned, number: int, task: Lesson, optimizer: torch.optim.Optimizer) -> None:
     model.train()
     for images, labels in task.train:
-        optimizer.zero_grad()  # heads of other tasks have no gradient, so they stay
+        optimizer.zero_grad()  # heads of other tasks get no gradient, so they stay the same
         F.cross_entropy(model(images, number), labels).backward()
         optimizer.step()
 

@@ -1,4 +1,4 @@
-"""Networks: a stock one of timm, and the same with a head for each task, to be fine-tuned."""
+"""The networks: a stock timm model, and the same model with one head per task for fine-tuning."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import timm
 from torch import Tensor, nn
 
 NAME = "resnet10t"
-#: Grey images, and a quarter of the usual width: the images are small and there are few of them.
+#: Grey images and a quarter of the usual width, because the data set is small.
 ARGUMENTS: dict[str, Any] = {"in_chans": 1, "stem_width": 16, "channels": (32, 64, 96, 128)}
 
 
 def stock_network(num_classes: int = 2) -> nn.Module:
-    """What ``timm.create_model`` makes, and nothing else."""
+    """The model of ``timm.create_model``, unchanged."""
     return timm.create_model(NAME, num_classes=num_classes, **ARGUMENTS)
 
 
 class FineTuned(nn.Module):
-    """The same network in ordinary use: all tasks share the body, each has a head of its own."""
+    """The same network for fine-tuning: all tasks share the body, each has its own head."""
 
     def __init__(self, tasks: int) -> None:
         super().__init__()

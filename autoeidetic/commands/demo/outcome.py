@@ -1,4 +1,4 @@
-"""Outcome: what came of a comparison, as plain values; words and pictures are made of it."""
+"""The results of a comparison as plain values; the story and the charts are built from them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from typing import Any
 from ...results import AccuracyMatrix
 from ...tasks.capacity import Share
 
-#: For each task pairs (epochs so far, accuracy on its test images).
+#: Task -> pairs (epochs so far, accuracy on its test images).
 Curves = dict[int, list[tuple[float, float]]]
 
 
 @dataclass
 class Record:
-    """What a network knows of the tasks it has met, noted after every epoch and every task."""
+    """Accuracies of a network after every epoch (``curves``) and every task (``rows``).
+
+    ``boundaries[t]`` is the number of epochs at the end of task ``t``.
+    """
 
     curves: Curves = field(default_factory=dict)
     rows: list[list[float]] = field(default_factory=list)
@@ -34,7 +37,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Moment:
-    """Who had how much of the network after so many epochs, as shares of its parameters."""
+    """Shares of the parameters owned by each task, and free, after ``epoch`` epochs."""
 
     epoch: int
     tasks: tuple[float, ...]
@@ -45,10 +48,10 @@ class Moment:
 class Outcome:
     """Two networks that learned the same tasks, side by side.
 
-    ``logits`` were compared, of which ``changed`` have other bits than when their task was
-    finished. ``confusion[t][s]`` counts test images of ``t`` that the router takes for ``s``;
-    ``agnostic`` is the accuracy when it has to find the task. ``groups[t]`` says how the groups of
-    channels were divided after task ``t``.
+    ``logits`` is the number of logits compared, ``changed`` the number whose bits differ from those
+    when their task was finished. ``confusion[t][s]`` counts test images of ``t`` that the router
+    assigns to ``s``; ``agnostic`` is the accuracy when the router predicts the task. ``groups[t]``
+    has the owners' shares of each group after task ``t``.
     """
 
     network: str
@@ -71,12 +74,12 @@ class Outcome:
 
     @property
     def matrix(self) -> AccuracyMatrix:
-        """Of the network that cannot forget."""
+        """Accuracies of the network that cannot forget."""
         return AccuracyMatrix(self.eidetic.rows, self.names)
 
     @property
     def tuned_matrix(self) -> AccuracyMatrix:
-        """Of the one that was fine-tuned."""
+        """Accuracies of the fine-tuned network."""
         return AccuracyMatrix(self.tuned.rows, self.names)
 
     @property
@@ -85,7 +88,7 @@ class Outcome:
 
     @property
     def routed(self) -> float:
-        """The share of test images whose task the router finds."""
+        """The share of test images whose task the router predicts correctly."""
         right = sum(row[task] for task, row in enumerate(self.confusion))
         return right / max(sum(map(sum, self.confusion)), 1)
 

@@ -1,4 +1,4 @@
-"""Page: an outcome as one HTML file that needs nothing else, neither a server nor a connection."""
+"""The report: an outcome as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from . import charts, story
 from .outcome import Outcome
 
 Image = Sequence[Sequence[float]]
-#: One image to a digit, two digits to a task.
+#: Example images per task: one for each of its two digits.
 _PER_TASK = 2
 
 
 def to_html(
     outcome: Outcome, net: EideticNet, images: Sequence[Image] = (), *, verify: str = ""
 ) -> str:
-    """The page; ``images`` are of the digits 0 to 9, ``verify`` is a command to check it with."""
+    """The page; ``images`` show the digits 0 to 9, ``verify`` is the command that checks it."""
     names, ends = outcome.names, outcome.eidetic.boundaries
     parts = {
         "title": escape(f"{_count(len(names))} tasks, one network, nothing forgotten"),
@@ -42,17 +42,19 @@ def to_html(
         "average_tuned": _percent(outcome.tuned_matrix.average()),
         "bits": escape(f"{story.changed(outcome)} {story.scrambled(outcome)}"),
         "proof": "good" if _kept(outcome) else "bad",
-        "capacity": charts.capacity_chart(outcome.capacity, ends, names, "Who owns the network"),
+        "capacity": charts.capacity_chart(outcome.capacity, ends, names, "Owners of the network"),
         "groups": _groups(outcome),
         "routed": _percent(outcome.routed),
         "agnostic": _percent(outcome.agnostic),
-        "router": charts.heat_map(_shares(outcome.confusion), names, "What the router finds"),
+        "router": charts.heat_map(
+            _shares(outcome.confusion), names, "Tasks predicted by the router"
+        ),
         "graph": escape(net.to_html(title=outcome.network)),
         "code": escape(_code(outcome)),
         "verify": escape(verify),
         "footer": escape(_footer(outcome)),
     }
-    # one pass: what the parts bring along is never read as a placeholder
+    # A single pass: a placeholder inside a substituted part is never replaced.
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _read("page.html"))
 
 
@@ -63,10 +65,10 @@ def _read(name: str) -> str:
 
 def _lead(outcome: Outcome) -> str:
     return (
-        f"A stock {outcome.network} from timm ({outcome.parameters:,} parameters) learns to tell "
-        f"handwritten digits apart, two at a time: {outcome.train_images:,} images to learn from, "
-        f"{outcome.test_images:,} to be tested on. Once a task is finished, the network is not "
-        "trained on its images again. Beside it the same one is fine-tuned in the ordinary way."
+        f"A stock {outcome.network} from timm ({outcome.parameters:,} parameters) learns to "
+        f"distinguish handwritten digits, two at a time: {outcome.train_images:,} training images, "
+        f"{outcome.test_images:,} test images. Once a task is finished, the network is not trained "
+        "on its images again. For comparison, the same network is fine-tuned in the ordinary way."
     )
 
 
@@ -94,15 +96,15 @@ def _cards(outcome: Outcome) -> str:
                 "compared bit for bit",
                 proof,
             ),
-            _card(ours, "right on all tasks at the end", f"fine-tuning: {tuned}"),
+            _card(ours, "average accuracy at the end", f"fine-tuning: {tuned}"),
             _card(
                 _percent(outcome.routed),
-                "given to the right task by the router",
-                f"task and digit right: {_percent(outcome.agnostic)}",
+                "assigned to the right task by the router",
+                f"task and digit correct: {_percent(outcome.agnostic)}",
             ),
             _card(
                 _percent(outcome.free),
-                "of the network free for more",
+                "of the network free for further tasks",
                 f"{_percent(1 - outcome.free)} used by {tasks} tasks",
             ),
         ]
@@ -117,7 +119,7 @@ def _card(figure: str, meaning: str, beside: str, kind: str = "") -> str:
 
 
 def _matrix(rows: Sequence[Sequence[float]], names: Sequence[str], method: str) -> str:
-    """Shades from guessing to perfect."""
+    """The accuracy matrix, shaded from chance to perfect."""
     title = f"Accuracy after each task, {method}"
     return charts.heat_map(rows, names, title, lowest=charts.CHANCE, drops=True)
 
@@ -161,7 +163,7 @@ net.predict(images).task"""
 def _footer(outcome: Outcome) -> str:
     return (
         f"autoeidetic {autoeidetic.__version__}, seed {outcome.seed}, {outcome.seconds:.0f} "
-        "seconds in all. This page loads nothing from elsewhere."
+        "seconds in total. This page loads no external resources."
     )
 
 

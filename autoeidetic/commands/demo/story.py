@@ -1,4 +1,4 @@
-"""Story: what is happening and what it means, for somebody who sees it for the first time."""
+"""The texts that the demo prints, for a reader who sees it for the first time."""
 
 from __future__ import annotations
 
@@ -19,52 +19,53 @@ def paragraph(text: str) -> str:
 
 
 FINE_TUNING = "\n" + paragraph(
-    "The same network once more, fine-tuned in the ordinary way: same images, same epochs, same "
-    "learning rates, a head for each task:"
+    "For comparison, the same network with ordinary fine-tuning: same images, same epochs, same "
+    "learning rates, one head per task:"
 )
 
 
 def introduction(net: EideticNet, tasks: list[Lesson]) -> str:
+    """The network, the data and what happens to each task."""
     groups = net.capacity().groups
     parameters = sum(p.numel() for p in net.backbone.parameters())
     channels = sum(group.size for group in groups)
-    network = f"""Network: {NAME} as timm makes it, {parameters:,} parameters. autoeidetic.convert
-        has found out which of its {channels} channels depend on each other ({len(groups)} groups),
-        so they can be divided between tasks."""
-    data = f"""Data: scikit-learn's handwritten digits. Each task tells two of them apart:
+    network = f"""Network: {NAME} from timm, {parameters:,} parameters. autoeidetic.convert
+        found which of its {channels} channels depend on each other ({len(groups)} groups),
+        so that they can be divided between tasks."""
+    data = f"""Data: scikit-learn's handwritten digits. Each task distinguishes two of them:
         {", ".join(str(task.name) for task in tasks)}. Once a task is finished, the
         network is not trained on its images again."""
     parts = [
         f"One network learns {len(tasks)} tasks, one after another, and forgets nothing.\n",
         paragraph(network),
         f"{paragraph(data)}\n",
-        "Each task trains on all that is free, gives up what it can do without, and is frozen:",
+        "Each task trains all free units, is pruned to those it needs, and is then frozen:",
     ]
     return "\n".join(parts)
 
 
 def doing(tasks: list[Lesson], epoch: Epoch) -> str:
-    """For the progress display."""
+    """A description of an epoch for the progress bar."""
     words = {"train": "learning", "prune": "pruning", "recover": "recovering", "settle": "settling"}
     return f"{words.get(epoch.phase, epoch.phase)}: {tasks[epoch.task].name}"
 
 
 def learned(task: Lesson, record: Record, moment: Moment) -> str:
     return (
-        f"  {task.name}: {record.rows[-1][-1]:6.1%} right, keeps {moment.tasks[-1]:5.1%} of the "
-        f"network, {moment.free:5.1%} is free for others"
+        f"  {task.name}: {record.rows[-1][-1]:6.1%} correct, keeps {moment.tasks[-1]:5.1%} of the "
+        f"network, {moment.free:5.1%} is free for later tasks"
     )
 
 
 def forgotten(record: Record) -> str:
     first, last = record.rows[0][0], record.rows[-1][0]
     return (
-        f"  its first task: {first:.1%} right when it was learned, {last:.1%} after all the others"
+        f"  first task: {first:.1%} correct when it was learned, {last:.1%} after all other tasks"
     )
 
 
 def ending(outcome: Outcome) -> str:
-    """The result, and what it means."""
+    """The results and their meaning."""
     return "\n".join(
         [
             "Accuracy on the test images of each task (columns) after learning each (rows), in %:",
@@ -80,7 +81,7 @@ def ending(outcome: Outcome) -> str:
             scrambled(outcome),
             "",
             paragraph(routed(outcome)),
-            f"{outcome.free:.1%} of the network is still free for tasks to come.",
+            f"{outcome.free:.1%} of the network is still free for further tasks.",
         ]
     )
 
@@ -88,34 +89,35 @@ def ending(outcome: Outcome) -> str:
 def averages(outcome: Outcome) -> str:
     ours, tuned = outcome.matrix.average(), outcome.tuned_matrix.average()
     return (
-        "A column is the life of a task: on the left it stays as it is, on the right it fades. At "
-        f"the end {ours:.1%} are right on average with autoeidetic, {tuned:.1%} with fine-tuning."
+        "A column follows one task over time: on the left it stays the same, on the right it is "
+        f"forgotten. Average accuracy at the end: {ours:.1%} with autoeidetic, {tuned:.1%} with "
+        "fine-tuning."
     )
 
 
 def routed(outcome: Outcome) -> str:
     return (
-        "When nobody says which task an image is of, a router beside the network, trained at the "
-        f"end on images of all tasks, finds it for {outcome.routed:.1%} of the test images; task "
-        f"and digit are both right for {outcome.agnostic:.1%}."
+        "If the task of an image is not given, a router predicts it. Trained at the end on images "
+        f"of all tasks, it is right for {outcome.routed:.1%} of the test images. Task and digit "
+        f"are both correct for {outcome.agnostic:.1%}."
     )
 
 
 def changed(outcome: Outcome) -> str:
     count = f"{outcome.changed:,} of {outcome.logits:,} logits changed"
     if outcome.changed:
-        return f"{count}: this must not happen, and is a bug. Please report it."
-    return f"{count}: every finished task gives the same bits as on the day it was finished."
+        return f"{count}: this is a bug. Please report it."
+    return f"{count}: every finished task gives the same bits as when it was finished."
 
 
 def scrambled(outcome: Outcome) -> str:
     if outcome.scramble_proof:
-        return "They stay the same even when all that is free is overwritten with random numbers."
-    return "They change when all that is free is overwritten: this is a bug. Please report it."
+        return "They stay the same even when everything free is overwritten with random numbers."
+    return "They change when everything free is overwritten: this is a bug. Please report it."
 
 
 def matrix_lines(matrix: AccuracyMatrix) -> list[str]:
-    """Rows of numbers, with short names of tasks.
+    """The matrix as lines of text, with short task names.
 
     >>> for line in matrix_lines(AccuracyMatrix([[1.0], [0.5, 0.75]], ["0 or 1", "2 or 3"])):
     ...     print(line.rstrip())

@@ -1,7 +1,7 @@
-"""Folders: the images of a task, one folder for each class.
+"""Tasks read from folders of images, one folder per class.
 
 A task's folder holds ``train`` and ``val`` (or ``test``) with a folder for each class in both, or
-the folders of the classes themselves, of which a fifth of the images is held out.
+the class folders themselves; then a fifth of the images is held out for testing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ...errors import InputError
 _TESTS = ("val", "valid", "validation", "test")
 _HELD_OUT = 5
 _LAYOUT = "put the images of each class into a folder of its own, FOLDER/CLASS/image.jpg"
-#: So many files are looked at without a word.
+#: Checking fewer files than this shows no progress bar.
 _QUICK = 500
 
 Sample = tuple[str, int]
@@ -32,7 +32,7 @@ Sample = tuple[str, int]
 
 @dataclass(frozen=True)
 class ImageTask:
-    """The images of one task: files and the number of their class."""
+    """The images of one task: pairs of a file and its class number."""
 
     name: str
     folder: str
@@ -41,7 +41,7 @@ class ImageTask:
     test: tuple[Sample, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """What tells it from other data, wherever it lies."""
+        """The record of the task; ``images`` identifies its data independently of the folder."""
         return {
             "name": self.name,
             "folder": str(Path(self.folder).resolve()),
@@ -53,7 +53,7 @@ class ImageTask:
 
 
 class Images(Dataset[tuple[Any, int]]):
-    """Images that are read when they are asked for."""
+    """A data set that reads each image on access."""
 
     def __init__(self, samples: Sequence[Sample], transform: Callable[[Any], Any]) -> None:
         self.samples = tuple(samples)
@@ -67,16 +67,16 @@ class Images(Dataset[tuple[Any, int]]):
         try:
             with Image.open(file) as image:
                 coloured = image.convert("RGB")
-        except Exception as error:  # decoders raise all kinds
+        except Exception as error:  # decoders raise many types
             raise _unreadable(file, error) from error
         return self.transform(coloured), label
 
 
 def find_tasks(folders: Sequence[str], seed: int) -> tuple[ImageTask, ...]:
-    """The tasks in these folders; ``seed`` decides what is held out.
+    """The tasks in these folders; ``seed`` selects the images that are held out.
 
     Raises:
-        InputError: a folder is missing, is there twice, or holds no task.
+        InputError: a folder is missing, is given twice, or holds no task.
     """
     names = Counter(Path(folder).resolve().name for folder in folders)
     tasks: list[ImageTask] = []
@@ -88,7 +88,7 @@ def find_tasks(folders: Sequence[str], seed: int) -> tuple[ImageTask, ...]:
         if root in roots:
             raise InputError(
                 f"'{folder}' and '{roots[root]}' are the same folder",
-                remedy="name each task's folder once",
+                remedy="pass each task's folder once",
             )
         roots[root] = folder
         tasks.append(task)
@@ -96,21 +96,21 @@ def find_tasks(folders: Sequence[str], seed: int) -> tuple[ImageTask, ...]:
 
 
 def check_images(tasks: Sequence[ImageTask], progress: bool) -> None:
-    """Can every image be read? Better now than after hours of training.
+    """Check that every image can be decoded, before hours of training depend on it.
 
     Raises:
-        InputError: one cannot.
+        InputError: an image cannot be read.
     """
     files = [file for task in tasks for file, _ in (*task.train, *task.test)]
-    shown = tqdm(files, "reading images", disable=not progress or len(files) < _QUICK)
+    shown = tqdm(files, "checking images", disable=not progress or len(files) < _QUICK)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about metadata, palettes
+        warnings.simplefilter("ignore")  # PIL warns about metadata and palettes
         for file in shown:
             try:
                 with Image.open(file) as image:
-                    image.draft("RGB", (32, 32))  # of a JPEG all is read, and little is computed
+                    image.draft("RGB", (32, 32))  # a JPEG is read in full, but decoded small
                     image.load()
-            except Exception as error:  # decoders raise all kinds
+            except Exception as error:  # decoders raise many types
                 shown.close()
                 raise _unreadable(file, error) from error
 
@@ -118,7 +118,7 @@ def check_images(tasks: Sequence[ImageTask], progress: bool) -> None:
 def _unreadable(file: str, error: Exception) -> InputError:
     return InputError(
         f"'{file}' cannot be read as an image: {' '.join(str(error).split())}",
-        remedy="repair it, or take it out of the folder",
+        remedy="repair the file, or remove it from the folder",
     )
 
 
@@ -129,7 +129,7 @@ def _task(folder: str, name: str, seed: int) -> ImageTask:
     root = Path(folder)
     if not root.is_dir():
         fact = "is not a folder" if root.exists() else "does not exist"
-        raise InputError(f"'{folder}' {fact}", remedy="name a folder with images for each task")
+        raise InputError(f"'{folder}' {fact}", remedy="pass one folder of images per task")
     source = _training_folder(root)
     classes, samples = _images(source)
     tests = [root / part for part in _TESTS if source != root and (root / part).is_dir()]
@@ -139,44 +139,46 @@ def _task(folder: str, name: str, seed: int) -> ImageTask:
     if others != classes:
         odd = sorted(set(others) ^ set(classes))[0]
         raise InputError(
-            f"'{source}' and '{tests[0]}' have different classes: '{odd}' is in one only",
-            remedy="give both the same folders",
+            f"'{source}' and '{tests[0]}' have different classes: '{odd}' is in only one of them",
+            remedy="give both the same class folders",
         )
     return ImageTask(name, folder, classes, samples, test)
 
 
 def _training_folder(root: Path) -> Path:
-    """Where the folders of classes are."""
+    """The folder that contains the class folders of the training images."""
     return root / "train" if _folders(root / "train") else root
 
 
 class _Folder(ImageFolder):
+    """An ImageFolder that ignores hidden folders, which it would take for classes."""
+
     def find_classes(self, directory: Any) -> tuple[list[str], dict[str, int]]:
         names = _folders(Path(directory))
         return names, {name: number for number, name in enumerate(names)}
 
 
 def _folders(root: Path) -> list[str]:
-    """Names of folders in a folder, but for those that programs leave behind."""
+    """Sorted names of subfolders, without hidden ones and caches such as ``__pycache__``."""
     found = root.iterdir() if root.is_dir() else ()
     return sorted(p.name for p in found if p.is_dir() and not p.name.startswith((".", "__")))
 
 
 def _images(root: Path) -> tuple[tuple[str, ...], tuple[Sample, ...]]:
-    if set(_folders(root)) <= {"train", *_TESTS}:  # with images in them, but no classes
-        raise InputError(f"'{root}' has no folders of classes", remedy=_LAYOUT)
+    if set(_folders(root)) <= {"train", *_TESTS}:  # a split without classes in it
+        raise InputError(f"'{root}' has no class folders", remedy=_LAYOUT)
     found = _Folder(root, allow_empty=True)
     classes, samples = tuple(found.classes), tuple(found.samples)
     counts = Counter(label for _, label in samples)
     for label, name in enumerate(classes):
         if not counts[label]:
             raise InputError(
-                f"'{root / name}' has no images", remedy="add some, or take the folder away"
+                f"'{root / name}' has no images", remedy="add images, or remove the folder"
             )
     if len(classes) == 1:
         raise InputError(
-            f"'{root}' has one class only, '{classes[0]}'",
-            remedy=f"a task needs two classes or more; {_LAYOUT}",
+            f"'{root}' has only one class, '{classes[0]}'",
+            remedy=f"a task needs at least two classes; {_LAYOUT}",
         )
     return classes, samples
 
@@ -184,14 +186,18 @@ def _images(root: Path) -> tuple[tuple[str, ...], tuple[Sample, ...]]:
 def _held_out(
     root: Path, samples: tuple[Sample, ...], classes: tuple[str, ...], seed: int
 ) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
-    """A fifth of each class, at least one image, picked by the hash of its name."""
+    """Training and test images: a fifth of each class, at least one image, is held out.
+
+    Images are picked by a hash of their names, so the choice does not depend on the order in which
+    the file system lists them.
+    """
     test: set[str] = set()
     for label, name in enumerate(classes):
         own = [file for file, each in samples if each == label]
         if len(own) == 1:
             raise InputError(
-                f"'{root / name}' has one image only, and some are held out for testing",
-                remedy="add more, or divide them yourself into train/CLASS and val/CLASS",
+                f"'{root / name}' has only one image, but some must be held out for testing",
+                remedy="add images, or split them into train/CLASS and val/CLASS yourself",
             )
         own.sort(key=lambda file: _hash(f"{seed} {Path(file).relative_to(root).as_posix()}"))
         test.update(own[: max(1, round(len(own) / _HELD_OUT))])
@@ -204,7 +210,7 @@ def _hash(text: str) -> str:
 
 
 def _listing(folder: str, samples: Sequence[Sample]) -> str:
-    """A digest of the names and sizes of files."""
+    """A digest of the names, sizes and classes of the files; contents are not read."""
     lines = [
         f"{Path(file).relative_to(folder).as_posix()} {Path(file).stat().st_size} {label}"
         for file, label in samples

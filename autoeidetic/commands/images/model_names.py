@@ -1,4 +1,4 @@
-"""Lookup: models by name, and what can be said of them without memory for their weights.
+"""Models by name, built and analysed without memory for their weights where possible.
 
 A name is timm's own, ``torchvision:NAME`` or ``package.module:factory``.
 """
@@ -22,8 +22,8 @@ from ...report.dependencies import Dependencies
 def inspect_model(name: str, inputs: tuple[Tensor, ...] | None) -> Dependencies:
     """Build a model without memory for its weights and analyse it.
 
-    Code that looks at its parameters' values cannot do without them: then the model is built
-    a second time, with its weights.
+    A model whose code reads parameter values fails this way; it is then built a second time,
+    with its weights.
     """
     build = find_model(name)
     try:
@@ -32,8 +32,8 @@ def inspect_model(name: str, inputs: tuple[Tensor, ...] | None) -> Dependencies:
         return analyze(model, inputs)
     except InputError:
         raise
-    except Exception:  # whatever a constructor or a forward may raise without data
-        return analyze(built(name, build), inputs)
+    except Exception:  # a constructor or a forward may raise anything without data
+        return analyze(build_model(name, build), inputs)
 
 
 def find_model(name: str) -> Callable[[], Any]:
@@ -60,7 +60,7 @@ def _timm_model(name: str) -> Callable[[], nn.Module]:
         near = f"did you mean 'torchvision:{name}'? " if elsewhere else ""
         raise InputError(
             f"timm has no model {name!r}",
-            remedy=f"{near or did_you_mean(name, timm.list_models())}timm.list_models() has all "
+            remedy=f"{near or did_you_mean(name, timm.list_models())}timm.list_models() lists all "
             "names; other models are torchvision:NAME or package.module:factory",
         )
     try:
@@ -69,7 +69,7 @@ def _timm_model(name: str) -> Callable[[], nn.Module]:
         tags = timm.list_pretrained(f"{name.partition('.')[0]}.*")
         raise InputError(
             f"timm has no model {name!r}: {error}",
-            remedy=f"{did_you_mean(name, tags)}leave the tag after the point out",
+            remedy=f"{did_you_mean(name, tags)}omit the tag after the dot",
         ) from error
     return lambda: timm.create_model(name, pretrained=False)
 
@@ -81,20 +81,21 @@ def _torchvision_model(name: str) -> Callable[[], nn.Module]:
         raise InputError(
             f"torchvision has no model {name!r}",
             remedy=f"{did_you_mean(name, models.list_models())}torchvision.models.list_models() "
-            "has all names",
+            "lists all names",
         )
     backbone = {"weights_backbone": None} if _has_backbone(name) else {}
     return lambda: models.get_model(name, weights=None, **backbone)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The nearest of the known names as a question; nothing when none is near.
+    """A question with the closest known names; empty when none is close.
 
     >>> did_you_mean("Resnet_18", ["vgg11", "resnet18", "resnet34"])
     "did you mean 'resnet18' or 'resnet34'? "
     >>> did_you_mean("vit_tiny", ["vit_tiny_patch16_224"]), did_you_mean("vit_tiny", [])
     ("did you mean 'vit_tiny_patch16_224'? ", '')
     """
+    # Names that start with the given one come first: a forgotten suffix is the usual mistake.
     by_lower = {each.lower(): each for each in known}
     name = name.lower()
     longer = sorted((each for each in by_lower if name and each.startswith(name)), key=len)
@@ -114,15 +115,15 @@ def _has_backbone(name: str) -> bool:
 
 def _factory(module: str, function: str) -> Callable[[], Any]:
     if "" not in sys.path:
-        sys.path.insert(0, "")  # as `python -m` does: a console script does not see the directory
+        sys.path.insert(0, "")  # as `python -m` does; a console script lacks the current directory
     try:
         found: Any = importlib.import_module(module)
     except ImportError as error:
         raise InputError(
             f"the module {module!r} cannot be imported: {error}",
-            remedy="name a module that python can import from here",
+            remedy="pass a module that Python can import from the current directory",
         ) from error
-    except Exception as error:  # the user's own code, or no name of a module at all
+    except Exception as error:  # user code, or not a module name at all
         raise InputError(
             f"the module {module!r} cannot be imported: {type(error).__name__}: {error}",
             remedy="import it in Python to see where it fails",
@@ -139,15 +140,15 @@ def _factory(module: str, function: str) -> Callable[[], Any]:
     return factory
 
 
-def built(name: str, build: Callable[[], Any]) -> Any:
-    """The model, with its weights.
+def build_model(name: str, build: Callable[[], Any]) -> Any:
+    """The model, built with its weights.
 
     Raises:
-        InputError: the function fails.
+        InputError: ``build`` raises an exception.
     """
     try:
         return build()
-    except Exception as error:  # the user's own code
+    except Exception as error:  # user code
         raise InputError(
             f"{name} cannot be built: {type(error).__name__}: {error}",
             remedy="call it without arguments in Python to see where it fails",
@@ -156,17 +157,17 @@ def built(name: str, build: Callable[[], Any]) -> Any:
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Give parameters no memory, while buffers keep their values.
+    """Create parameters on the meta device, while buffers keep their values.
 
-    Under ``torch.device("meta")`` the index tables that some models hold in buffers would be
-    lost, and with them the knowledge which unit they pick.
+    Under ``torch.device("meta")`` index tables in buffers would lose their values, and the analysis
+    needs them to know which channels they select.
     """
     original = nn.Module.register_parameter
     moved: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
 
     def register(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
         if type(param) is nn.Parameter and not param.is_meta:
-            if id(param) not in moved:  # the first one is kept, so that its id stays taken
+            if id(param) not in moved:  # `moved` keeps `param` alive, so that its id is not reused
                 meta = nn.Parameter(param.detach().to("meta"), param.requires_grad)
                 moved[id(param)] = (param, meta)
             param = moved[id(param)][1]

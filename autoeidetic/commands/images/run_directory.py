@@ -1,4 +1,4 @@
-"""Image run: what a directory of ``autoeidetic train`` was begun with, and whether it fits."""
+"""The record of an ``autoeidetic train`` directory: settings and tasks, checked on resumption."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...common.environment import difference
 from ...errors import InputError
 from .image_folders import ImageTask
 
-#: Raised when files of the old format can no longer be read as they are.
+#: Increased when records of an older format can no longer be read.
 FORMAT = 1
 RECORD = "train.json"
 _PARTS = {"name", "folder", "classes", "train", "test", "images"}
@@ -19,41 +19,42 @@ _OTHER = "choose another --output"
 
 
 class ImageRun:
-    """A directory that :func:`autoeidetic.learn` fills, and what all its tasks have in common."""
+    """A directory filled by :func:`autoeidetic.learn`, and the settings that its tasks share."""
 
     def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
         self.directory = directory
         self.settings = files.as_stored(settings)
 
     def check(self, tasks: Sequence[ImageTask]) -> int:
-        """How many of these tasks the directory has begun or finished already.
+        """The number of these tasks that the directory has already begun or finished.
 
         Raises:
-            InputError: it is of something else, of other settings or of other tasks.
+            InputError: the directory belongs to something else, other settings or other tasks.
         """
         if self.directory.exists() and not self.directory.is_dir():
             raise InputError(f"'{self.directory}' is a file", remedy=_OTHER)
         if not self.directory.exists() or not any(self.directory.iterdir()):
             return 0
         if not (self.directory / RECORD).exists():
-            raise InputError(f"'{self.directory}' holds something else than a run", remedy=_OTHER)
+            raise InputError(f"'{self.directory}' is not empty and holds no run", remedy=_OTHER)
         stored = files.from_json(self.directory / RECORD)
         if not _is_record(stored):
             raise InputError(
-                f"'{self.directory / RECORD}' is not a record that can be read here", remedy=_OTHER
+                f"'{self.directory / RECORD}' is not a record that this version can read",
+                remedy=_OTHER,
             )
         other = difference(stored["settings"], self.settings)
         if other:
             raise InputError(
-                f"'{self.directory}' is of another run: {other}",
-                remedy=f"{_OTHER}, or the settings it was begun with",
+                f"'{self.directory}' belongs to another run: {other}",
+                remedy=f"{_OTHER}, or use the settings of that run",
             )
         begun = stored["tasks"][: self._begun()]
         self._check_tasks(begun, [task.to_dict() for task in tasks])
         return len(begun)
 
     def _begun(self) -> int:
-        """How many tasks have a state of training; one that has none may still be another."""
+        """The number of tasks with a stored training state; a task without one may be replaced."""
         number = 0
         while (self.directory / "checkpoints" / f"task-{number}.safetensors").exists():
             number += 1
@@ -64,21 +65,22 @@ class ImageRun:
         for number, before in enumerate(old):
             if number >= len(new):
                 raise InputError(
-                    f"'{self.directory}' has learned from {len(old)} folders, and {len(new)} are "
-                    "named",
-                    remedy=f"name {first} first, in this order; or {_OTHER}",
+                    f"'{self.directory}' has learned from {len(old)} folders, but the "
+                    f"command names only {len(new)}",
+                    remedy=f"pass {first} first, in this order; or {_OTHER}",
                 )
             after = new[number]
+            # Paths are not compared: the same images may have moved to another folder.
             if any(before[part] != after[part] for part in ("classes", "images")):
                 raise InputError(
                     f"task {number} of '{self.directory}' has learned from '{before['folder']}' "
                     f"({len(before['classes'])} classes, {before['train'] + before['test']} "
-                    f"images), and '{after['folder']}' holds other images",
-                    remedy=f"name {first} first, in this order and as they were; or {_OTHER}",
+                    f"images), but '{after['folder']}' holds other images",
+                    remedy=f"pass {first} first, in this order and unchanged; or {_OTHER}",
                 )
 
     def write(self, tasks: Sequence[ImageTask]) -> None:
-        """Note what the run consists of from now on.
+        """Record the settings and tasks of the run.
 
         Raises:
             InputError: the directory cannot be written to.

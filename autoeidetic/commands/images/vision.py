@@ -1,4 +1,4 @@
-"""Vision: a model for images by its name, the size of its images, and how they are prepared."""
+"""Image models by name, with their input size and preprocessing."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ...common.inputs import BATCH, call_inputs
 from ...convert import convert
 from ...errors import CaptureError, InputError
 from ...net import EideticNet
-from .model_names import built, find_model
+from .model_names import build_model, find_model
 
-#: Ways of changing training images at random, as arguments of timm's ``create_transform``.
+#: Augmentation of training images: name -> arguments of timm's ``create_transform``.
 AUGMENTATIONS: dict[str, dict[str, Any]] = {
     "none": {"no_aug": True},
     "light": {"scale": (0.7, 1.0), "color_jitter": None},
@@ -29,13 +29,13 @@ AUGMENTATIONS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class ImageModel:
-    """A network for images, and timm's configuration of its data (size, mean, deviation, crop)."""
+    """A converted image model and timm's data configuration (size, mean, deviation, crop)."""
 
     net: EideticNet
     data: dict[str, Any]
 
     def transform(self, augment: str | None = None) -> Callable[[Any], Any]:
-        """From an image to what the model reads; ``augment`` is for training."""
+        """The preprocessing of images; ``augment`` names the augmentation for training."""
         from timm.data import create_transform
 
         if augment is None:
@@ -45,9 +45,10 @@ class ImageModel:
 
 @dataclass(frozen=True)
 class _Source:
-    """How to build a model, with pretrained values or without, and whether there are any.
+    """How to build a model with or without pretrained values (``build(pretrained)``).
 
-    ``fetches``: these values come from elsewhere.
+    ``has_values``: pretrained values exist. ``fetches``: they are downloaded; a user's factory sets
+    its own values instead.
     """
 
     build: Callable[[bool], Any]
@@ -58,36 +59,34 @@ class _Source:
 def image_model(name: str, size: int | None, pretrained: bool) -> ImageModel:
     """Build and convert a model: a timm name, ``torchvision:NAME``, ``package.module:factory``.
 
-    With ``pretrained`` free units keep what they hold. Whether the model takes images of this size
-    is found out before anything is fetched.
+    With ``pretrained``, free units keep their values. The model is converted once without them
+    first, so that a wrong image size is reported before anything is downloaded.
 
     Raises:
-        InputError: there is no such model, it has no pretrained values, or it needs another size.
+        InputError: the model does not exist, has no pretrained values, or needs another size.
     """
     source = _source(name, size)
     if pretrained and not source.has_values:
-        raise InputError(
-            f"there are no pretrained values of {name}", remedy="leave --pretrained out"
-        )
-    made = _converted(name, built(name, lambda: source.build(False)), size, pretrained)
+        raise InputError(f"{name} has no pretrained values", remedy="omit --pretrained")
+    made = _converted(name, build_model(name, lambda: source.build(False)), size, pretrained)
     if not (pretrained and source.fetches):
         return made
     try:
-        with _hushed():
+        with _quiet_download():
             model = source.build(True)
-    except Exception as error:  # whatever a connection or a hub may raise
+    except Exception as error:  # a connection or a hub may raise anything
         raise InputError(
-            f"the pretrained values of {name} cannot be had: {type(error).__name__}: {error}",
-            remedy="check the connection, or leave --pretrained out",
+            f"the pretrained values of {name} cannot be loaded: {type(error).__name__}: {error}",
+            remedy="check the connection, or omit --pretrained",
         ) from error
     return _converted(name, model, size, pretrained)
 
 
 @contextmanager
-def _hushed() -> Iterator[None]:
-    """Without what libraries log of every attempt, for an error says what came of them.
+def _quiet_download() -> Iterator[None]:
+    """Silence the libraries' log of every download attempt; a failure is reported as an error.
 
-    What they print of their progress is for terminals.
+    Progress bars are shown on a terminal only.
     """
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
@@ -113,6 +112,7 @@ def _timm(name: str, size: int | None) -> _Source:
 
     config = timm.get_pretrained_cfg(name)
     fixed = config is not None and config.fixed_input_size
+    # Only models with a fixed input size (transformers) are built for a size; others take any.
     arguments: dict[str, Any] = {"img_size": size} if size is not None and fixed else {}
     return _Source(
         lambda pretrained: timm.create_model(name, pretrained=pretrained, **arguments),
@@ -148,9 +148,9 @@ def _converted(name: str, model: nn.Module, size: int | None, keep: bool) -> Ima
         )
     except CaptureError as error:
         raise InputError(
-            f"{name} does not take images of {shape[1]} x {shape[2]} pixels: "
+            f"{name} does not accept images of {shape[1]} x {shape[2]} pixels: "
             f"{error.fact.splitlines()[-1].strip()}",
-            remedy="pass another --size, or none for the one it is made for",
+            remedy="pass another --size, or omit it for the model's own size",
         ) from error
     return ImageModel(net, resolve_data_config({"input_size": shape}, model=net.backbone))
 
@@ -162,13 +162,11 @@ def _shape(name: str, model: nn.Module, size: int | None) -> tuple[int, int, int
     try:
         example = call_inputs(model)
     except InputError as error:
-        raise InputError(
-            f"the size of the images that {name} takes is not known", remedy="pass --size"
-        ) from error
+        raise InputError(f"the image size of {name} is not known", remedy="pass --size") from error
     leaves = [*example.args, *example.kwargs.values()]
     if len(leaves) != 1 or not isinstance(leaves[0], Tensor) or leaves[0].dim() != 4:
-        raise InputError(f"{name} is not a model for images", remedy="name another one")
+        raise InputError(f"{name} is not an image model", remedy="pass another model")
     _, channels, height, width = leaves[0].shape
     if channels != 3:
-        raise InputError(f"{name} takes {channels} channels, not 3", remedy="name another model")
+        raise InputError(f"{name} expects {channels} channels, not 3", remedy="pass another model")
     return channels, height, width

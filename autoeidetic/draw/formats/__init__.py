@@ -1,4 +1,4 @@
-"""Formats: what a drawing can be written as, and how a file name tells."""
+"""The formats of a drawing, by the ending of a file name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .png import to_png
 from .svg import to_svg
 
 Render = Callable[[Drawing, "int | None"], "str | bytes"]
-#: By the ending of a file's name. ``depth`` is for formats that nobody can click on.
+#: Ending of a file name -> renderer. ``depth`` is for static formats.
 FORMATS: dict[str, Render] = {
     "html": lambda drawing, depth: to_html(drawing.to_dict()),
     "svg": to_svg,
@@ -32,12 +32,12 @@ def render(drawing: Drawing, format: str, depth: int | None = None) -> bytes:
     """A drawing in one of :data:`FORMATS`.
 
     Raises:
-        InputError: there is no such format.
+        InputError: the format does not exist.
         MissingPackageError: the format needs the ``viz`` extra.
     """
     if format not in FORMATS:
         raise InputError(
-            f"{format!r} is not a format of drawings", remedy=f"use one of {', '.join(FORMATS)}"
+            f"{format!r} is not a drawing format", remedy=f"use one of {', '.join(FORMATS)}"
         )
     content = FORMATS[format](drawing, depth)
     return content if isinstance(content, bytes) else content.encode()
@@ -49,18 +49,19 @@ def save(
     format: str | None = None,
     depth: int | None = None,
 ) -> Path:
-    """Write a drawing to a file, in the format that its name tells; the path.
+    """Write a drawing to a file, by default in the format of its ending; returns the path.
 
     Raises:
-        InputError: the name tells no format, or the file cannot be written.
+        InputError: the ending is not a format, or the file cannot be written.
     """
+    # Rendered completely before the file is opened: a failure leaves an existing file intact.
     target = Path(path)
     write(render(drawing, format or target.suffix.removeprefix(".").lower(), depth), target)
     return target
 
 
 def write(content: bytes, target: Path) -> None:
-    """Write what :func:`render` gave.
+    """Write the result of :func:`render` to a file.
 
     Raises:
         InputError: the file cannot be written.
@@ -70,5 +71,5 @@ def write(content: bytes, target: Path) -> None:
     except OSError as error:
         raise InputError(
             f"{target} cannot be written: {error.strerror}",
-            remedy="choose a file in a directory that exists and may be written to",
+            remedy="choose a file in an existing, writable directory",
         ) from error

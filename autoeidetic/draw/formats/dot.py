@@ -1,10 +1,10 @@
-"""DOT: the drawing in Graphviz's language, modules as clusters."""
+"""DOT: the drawing for Graphviz, with modules as clusters."""
 
 from __future__ import annotations
 
 from ..elements import Drawing
-from ..picture.card_text import frame_title, rows_of
-from ..picture.fold import Card, Frame, View, fold
+from ..picture.card_rows import frame_title, rows_of
+from ..picture.folding import Card, Frame, View, fold
 from ..picture.markup import printable
 from ..picture.palette import FAILED, INK, LINE, group_colours
 
@@ -61,6 +61,6 @@ def _node(card: Card, drawing: Drawing, colours: dict[str, str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string in DOT: between quotes, and a backslash means itself."""
+    """A quoted DOT string; backslashes are literal."""
     plain = printable(text).replace("\\", "\\\\").replace('"', '\\"')
     return '"' + plain.replace("\r", " ").replace("\t", " ").replace("\n", "\\n") + '"'

@@ -1,4 +1,4 @@
-"""GraphML: every node and edge of a drawing, unfolded, for programs that work on graphs."""
+"""GraphML: every node and edge of a drawing, unfolded, for graph programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interactive page: a drawing, its scripts and the layout library in one HTML file."""
+"""HTML: an interactive page with the drawing, its scripts and the layout library in one file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 PAGE = Path(__file__).parent.parent / "page"
 
-# One scope holds them all, so a file comes after those whose constants it uses while loading.
+# All files share one scope, so a file comes after those whose constants it uses while loading.
 SCRIPTS = (
     "dom numbers tree fold colours state view sizes scope cuts columns elk layout "
     "icons parts boxes edges render viewport motion minimap highlight tasks heatmap "
@@ -23,7 +23,7 @@ SCRIPTS = (
 
 
 def to_html(drawing: dict[str, Any]) -> str:
-    """A page without any outside part: it opens from a disk or from an e-mail.
+    """A self-contained page, which opens from a disk or an e-mail.
 
     Example:
         >>> page = to_html({"title": "a </script> b", "modules": [], "nodes": []})
@@ -39,7 +39,7 @@ def to_html(drawing: dict[str, Any]) -> str:
         "drawing": _data(drawing),
         "library": _library(),
     }
-    # one pass: what a drawing brings along is never read as a placeholder
+    # A single pass: a placeholder inside the drawing's data is never replaced.
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _read("page.html"))
 
 
@@ -48,13 +48,13 @@ def _text(value: object) -> str:
 
 
 def _data(drawing: dict[str, Any]) -> str:
-    """JSON in which no character can end the element that holds it."""
+    """JSON without characters that could end the surrounding script element."""
     text = json.dumps(drawing, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _policy(style: str, script: str) -> str:
-    """Nothing but this style and this script, and the library, which starts from a blob."""
+    """A content security policy that allows this style, this script, and the library's blob."""
     return (
         f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)} blob:; "
         "worker-src blob:; img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -82,11 +82,12 @@ def _script() -> str:
 
 
 def _plain(script: str) -> str:
-    """ASCII only: where the encoding is mistaken, the script would differ from its digest."""
+    """Escape non-ASCII characters: with a wrong encoding the script would not match its digest."""
     return re.sub(r"[^\x00-\x7f]", lambda found: f"\\u{ord(found[0]):04x}", script)
 
 
 @cache
 def _library() -> str:
     source = (PAGE / "vendor" / "elk-worker.min.js").read_bytes()
+    # mtime=0: the same page from the same drawing, bit for bit
     return b64encode(gzip.compress(source, compresslevel=9, mtime=0)).decode()

@@ -1,12 +1,12 @@
-"""Mermaid: the drawing as a flow chart, modules as subgraphs."""
+"""Mermaid: the drawing as a flow chart, with modules as subgraphs."""
 
 from __future__ import annotations
 
 import re
 
 from ..elements import Drawing
-from ..picture.card_text import frame_title, rows_of
-from ..picture.fold import Card, Frame, View, fold
+from ..picture.card_rows import frame_title, rows_of
+from ..picture.folding import Card, Frame, View, fold
 from ..picture.palette import FAILED, INK, group_colours
 from ..picture.text import TIMES
 
@@ -17,7 +17,7 @@ _ARROWS = {
     "normalises": "-. normalises .->",
 }
 _FRAMES = {"input": ("([", "])"), "output": ("([", "])"), "head": ("[[", "]]")}
-#: What means itself in a quoted label; everything else is written as a number.
+#: Characters that are safe in a quoted label; all others are written as character codes.
 _PLAIN = re.compile(f"[A-Za-z0-9 _.,:/·+…{TIMES}]")
 
 
@@ -62,6 +62,6 @@ def _style(card: Card, view: View, colours: dict[str, str]) -> str:
 
 
 def _text(text: str) -> str:
-    """Neither Mermaid nor a browser may take any of it for syntax."""
+    """Escape a label, so that neither Mermaid nor a browser reads it as syntax."""
     flat = " ".join(text.split()) or " "
     return "".join(c if _PLAIN.match(c) else f"#{ord(c)};" for c in flat)

@@ -1,4 +1,4 @@
-"""PNG: the SVG picture in pixels."""
+"""PNG: the SVG picture, rasterised."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...errors import MissingPackageError
 from ..elements import Drawing
 from .svg import to_svg
 
-#: Pixels for each unit of the SVG picture, and the most along one side.
+#: Pixels per SVG unit, and the maximum number of pixels along one side.
 SCALE = 2.0
 MOST_PIXELS = 16_000
 
@@ -27,6 +27,7 @@ def to_png(drawing: Drawing, depth: int | None = None, scale: float = SCALE) -> 
             remedy='pip install "autoeidetic[viz]", or write .svg instead',
         ) from error
     text = to_svg(drawing, depth)
+    # A very large picture is rendered at a lower scale, to limit memory.
     size = re.match(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"', text)
     longest = max(float(size[1]), float(size[2])) if size else 1.0
     return bytes(resvg_py.svg_to_bytes(svg_string=text, zoom=min(scale, MOST_PIXELS / longest)))

@@ -1,10 +1,10 @@
-"""SVG: a picture for papers and talks."""
+"""SVG: a static picture for papers and talks."""
 
 from __future__ import annotations
 
 from ..elements import Drawing
 from ..picture.cards import draw_card, draw_frame, draw_title
-from ..picture.fold import View, fold
+from ..picture.folding import View, fold
 from ..picture.layout import Layout, Path, place
 from ..picture.legend import draw_legend
 from ..picture.markup import escape, number, tag
@@ -21,7 +21,7 @@ _LEAST = 460.0
 def to_svg(drawing: Drawing, depth: int | None = None) -> str:
     """The drawing as SVG; modules deeper than ``depth`` stay closed.
 
-    Without a depth, modules are opened as long as the picture stays readable. Needs the ``viz``
+    Without a depth, modules are opened as deep as the picture stays readable. Needs the ``viz``
     extra.
 
     Raises:
@@ -34,12 +34,14 @@ def to_svg(drawing: Drawing, depth: int | None = None) -> str:
 def _picture(view: View, layout: Layout) -> str:
     drawing = view.drawing
     colours = group_colours(drawing.groups)
+    # The legend is broken to the width of the picture, but a single entry may be wider.
     inner = max(layout.width, _title_width(drawing), _LEAST)
     legend, legend_width, legend_height = draw_legend(view, inner)
     inner = max(inner, legend_width)
     full_width = inner + 2 * _EDGE
     full_height = _TOP + layout.height + legend_height + 2 * _EDGE
     levels = _levels(view)
+    # Painted in this order: frames, arrows over frames, titles over arrows, cards on top.
     body = [draw_frame(f, layout.places[f.id], levels[f.id]) for f in view.frames[1:]]
     body += [_path(path, colours) for path in layout.paths]
     body += [draw_title(f, layout.places[f.id], levels[f.id]) for f in view.frames[1:]]
@@ -106,6 +108,7 @@ def _title(drawing: Drawing) -> str:
 
 
 def _path(path: Path, colours: dict[str, str]) -> str:
+    """A piece of an arrow, in its group's colour if it carries a single group."""
     kind = KINDS[path.kind]
     known = [colours[group] for group in path.groups if group in colours]
     colour = known[0] if len(known) == 1 else LINE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..elements import Drawing, Node
-from .card_text import (
+from .card_rows import (
     BAR,
     MARK,
     NOTE,
@@ -17,7 +17,7 @@ from .card_text import (
     rows_of,
     sign,
 )
-from .fold import Card, Frame
+from .folding import Card, Frame
 from .layout import Rectangle
 from .markup import escape, number, tag
 from .palette import FAILED, FRAMES, FREE, INK, LINE, PAPER, QUIET, task_colour
@@ -27,7 +27,7 @@ _STRIPE = 5.0
 
 
 def draw_frame(frame: Frame, at: Rectangle, level: int) -> str:
-    """A module; a run of equal blocks as a pile."""
+    """The background of an open module; a run of equal blocks is a pile of three."""
     pile = [
         tag(
             "rect",
@@ -50,7 +50,7 @@ def _fill(level: int) -> str:
 
 
 def draw_title(frame: Frame, at: Rectangle, level: int) -> str:
-    """The name of a module, above the arrows that pass under it."""
+    """The name of a module on a translucent ground, so that arrows below do not cross the text."""
     name, note = frame_title(frame)
     after = at.x + 18 + width(name, TITLE) * 1.06
     behind = tag(
@@ -67,11 +67,12 @@ def draw_title(frame: Frame, at: Rectangle, level: int) -> str:
 
 
 def draw_card(card: Card, at: Rectangle, drawing: Drawing, colours: dict[str, str]) -> str:
-    """A stack of nodes, a sign in a circle, or a closed module."""
+    """A stack of nodes, an operator sign in a circle, or a closed module."""
     if is_sign(card):
         return _circle(card, at, colours)
     rows = rows_of(card, drawing)
     kind = card.nodes[0].kind if card.nodes else "closed"
+    # Input and output are dark pills, a failure is red, a head has a heavy border.
     dark = kind in ("input", "output")
     stroke = FAILED if kind == "failure" else INK if kind == "head" else LINE
     outline = tag(
@@ -131,7 +132,7 @@ def _row(
 
 
 def _stripe(row: Row, x: float, top: float, colours: dict[str, str]) -> str:
-    """The colours of the groups, one above the other at the left edge."""
+    """The colours of up to six groups, stacked at the left edge."""
     shown = [colours[group] for group in row.groups if group in colours][:6]
     each = (row.height - 4) / max(len(shown), 1)
     return "".join(
@@ -141,7 +142,7 @@ def _stripe(row: Row, x: float, top: float, colours: dict[str, str]) -> str:
 
 
 def _bar(row: Row, x: float, y: float, length: float) -> str:
-    """How much each task owns; what is left is free."""
+    """The share that each task owns; the rest is free."""
     parts = [tag("rect", x=x, y=y, width=length, height=BAR, fill=FREE)]
     for task, share in enumerate(row.shares):
         parts.append(
@@ -189,7 +190,7 @@ def _text(
 
 
 def draw_lock(x: float, y: float) -> str:
-    """A padlock, 8 by 10."""
+    """A padlock of 8 by 10 units."""
     shackle = f"M{number(x + 2)} {number(y + 5)} v-2 a2 2 0 0 1 4 0 v2"
     return tag("path", d=shackle, fill="none", stroke=INK, stroke_width=1.3) + tag(
         "rect", x=x, y=y + 4.5, width=8, height=6, rx=1, fill=INK
@@ -197,7 +198,7 @@ def draw_lock(x: float, y: float) -> str:
 
 
 def draw_levels(x: float, y: float) -> str:
-    """Three steps, 8 by 8: evaluated level by level."""
+    """Three steps of 8 by 8 units, the mark of evaluation level by level."""
     return "".join(
         tag("rect", x=x, y=y + 3 * i, width=4 + 2 * i, height=2, fill=QUIET) for i in range(3)
     )

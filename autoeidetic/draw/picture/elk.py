@@ -1,4 +1,4 @@
-"""ELK: the layout library of the page, run by a JavaScript engine inside Python."""
+"""ELK, the layout library of the HTML page, run by a JavaScript engine inside Python."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 from ...errors import MissingPackageError
 
-#: The worker of elkjs wants a scheduler, and answers by calling a function it is given.
+#: The globals that elkjs expects in a worker. The timer calls back at once, so the layout runs
+#: synchronously and the answer is there when ``postMessage`` returns.
 _BEGIN = (
     "var global = globalThis; var exports = {}; var module = {exports: exports};"
     "var setTimeout = function (call) { call(); return 0; };"
@@ -25,7 +26,7 @@ _ASK = """
 
 
 def lay_out(graph: dict[str, Any]) -> dict[str, Any]:
-    """The graph (in ELK's JSON) with places for everything in it.
+    """The graph (in ELK's JSON) with coordinates for all its elements.
 
     Raises:
         MissingPackageError: the JavaScript engine is not installed.
@@ -34,8 +35,8 @@ def lay_out(graph: dict[str, Any]) -> dict[str, Any]:
         from py_mini_racer import MiniRacer
     except ImportError as error:
         raise MissingPackageError(
-            "the places of boxes in SVG and PNG are computed by the package mini-racer, which is "
-            "not installed",
+            "the layout of SVG and PNG is computed by the package mini-racer, which is not "
+            "installed",
             remedy='pip install "autoeidetic[viz]", or write .html, .dot, .mmd or .json instead',
         ) from error
     library = resources.files("autoeidetic.draw") / "page" / "vendor" / "elk-worker.min.js"

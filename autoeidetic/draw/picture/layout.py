@@ -1,8 +1,13 @@
-"""Layout: where everything that is shown goes, computed by ELK.
+"""The layout of a static picture: coordinates of frames, cards and arrows, computed by ELK.
 
-Each module is laid out for itself, its arrows leave and enter through ports on its border.
-So one module can run downwards and the one around it to the right, which keeps pictures of
-deep networks in a shape that fits a page.
+Each module is laid out separately, and arrows cross its border through ports. So one module can
+run downwards and the one around it to the right, which gives pictures of deep networks a shape that
+fits a page. Three steps:
+
+1. estimate the size of every frame from the inside out, and choose its direction (down or right)
+   and the number of lines it is broken into (:class:`_Builder`);
+2. cut every arrow into segments, one for each frame it passes through (``_route``);
+3. let ELK place everything, and convert its relative coordinates to absolute ones (``_read``).
 """
 
 from __future__ import annotations
@@ -14,20 +19,20 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from .card_text import card_size, title_width
+from .card_rows import card_size, title_width
 from .elk import lay_out
-from .fold import Link, View
+from .folding import Link, View
 
 Point = tuple[float, float]
 _MARGIN = 12.0
 _HEAD = 28.0
 _GAP = 26.0
-#: Width through height that a module, and the whole picture, should come near to.
+#: Desired width / height of a module, and of the whole picture.
 _ASPECT_INSIDE = 0.6
 _ASPECT = 1.7
-#: A line of modules that is longer than this is broken into several.
+#: A longer line of modules is broken into several lines.
 _LONGEST = 1500.0
-#: How many times too wide or too high a picture may be before another layout is tried.
+#: The factor by which the aspect of a picture may be off before a second layout is tried.
 _TOLERANCE = 2.0
 
 
@@ -41,7 +46,7 @@ class Rectangle:
 
 @dataclass(frozen=True)
 class Path:
-    """A piece of an arrow; ``ends`` tells that its head is at the end of it."""
+    """A piece of an arrow; the last piece (``ends``) has the arrow head."""
 
     kind: str
     groups: tuple[str, ...]
@@ -51,7 +56,7 @@ class Path:
 
 @dataclass(frozen=True)
 class Layout:
-    """Places of frames and cards by id, and the arrows."""
+    """Coordinates of frames and cards by id, and the arrows."""
 
     width: float
     height: float
@@ -60,10 +65,10 @@ class Layout:
 
 
 def place(view: View) -> Layout:
-    """Find places for everything in a view.
+    """Lay out everything in a view.
 
-    Directions are chosen from estimated sizes. When the picture turns out far from the shape
-    it should have, they are chosen again from the sizes that came out.
+    Directions are chosen from estimated sizes. If the aspect of the picture is far off, they are
+    chosen once more from the sizes that ELK computed, and the better picture is returned.
     """
     layout = _placed(_Builder(view))
     if _distance((layout.width, layout.height), _ASPECT) < math.log(_TOLERANCE):
@@ -86,7 +91,12 @@ class _Segment:
 
 @dataclass
 class _Builder:
-    """The view as a graph for ELK."""
+    """Builds the graph for ELK from a view.
+
+    Items are cards, frames, and lines (invisible frames that hold one line of a broken frame).
+    ``around``: item -> the frame that contains it; ``inner``: frame -> its items in order;
+    ``ports``: frame -> port -> whether arrows enter there; ``edges``: frame -> its segments.
+    """
 
     view: View
     measured: dict[str, Point] = field(default_factory=dict)
@@ -103,6 +113,7 @@ class _Builder:
         self.root = self.view.frames[0].id
         self.downwards: dict[str, bool] = {}
         self.lines: set[str] = set()
+        # Before the arrows: breaking a frame adds lines, whose borders arrows have to cross.
         self._estimate(self.root)
         self.ports: dict[str, dict[str, bool]] = defaultdict(dict)
         self.edges: dict[str, dict[str, tuple[str, str]]] = defaultdict(dict)
@@ -110,7 +121,7 @@ class _Builder:
             self._route(link)
 
     def _in_order(self) -> list[str]:
-        """Cards and frames in the order of the first node in them, for steady layouts."""
+        """Cards and frames in the order of their first node, so that layouts are reproducible."""
         order: dict[str, int] = {}
         for position, card in enumerate(self.view.cards):
             item: str | None = card.id
@@ -120,29 +131,35 @@ class _Builder:
         return [item for item in sorted(order, key=lambda i: order[i]) if item in self.around]
 
     def _estimate(self, frame: str) -> Point:
-        """Choose the direction of a frame from the sizes of what is in it; its size."""
+        """Choose the direction of a frame from the sizes of its items; returns its size."""
         items = self.inner[frame]
+        # Inner frames are estimated even if measured, because this chooses their directions.
         guessed = [self.sizes.get(item) or self._estimate(item) for item in items]
         sizes = [self.measured.get(*pair) for pair in zip(items, guessed, strict=True)]
         aspect = _ASPECT if self._is_deep(frame) else _ASPECT_INSIDE
         down, right = _in_line(sizes, True), _in_line(sizes, False)
         self.downwards[frame] = _distance(down, aspect) <= _distance(right, aspect)
         size = down if self.downwards[frame] else right
+        # n lines make it n times shorter and n times thicker, which changes the aspect by n * n.
         rows = round(math.sqrt(math.exp(_distance(size, aspect))))
         if rows > 1 and max(size) > _LONGEST and self._is_deep(frame):
             size = self._break(frame, sizes, rows)
         return size[0] + 2 * _MARGIN, size[1] + _HEAD + _MARGIN
 
     def _is_deep(self, frame: str) -> bool:
-        """Is it more than a block, which reads best from top to bottom?"""
+        """Whether it contains frames inside frames; simple blocks read best from top to bottom."""
         if frame == self.root:
             return True
         return any(self._is_nested(item) for item in self.inner[frame] if item not in self.sizes)
 
     def _break(self, frame: str, sizes: list[Point], rows: int) -> Point:
-        """Put what is in a frame into several lines, each of them a frame that is not drawn."""
+        """Distribute the items of a frame over lines of about equal length, invisible frames.
+
+        The lines run in the direction of the frame and are placed side by side.
+        """
         down = self.downwards[frame]
         items, self.inner[frame] = self.inner[frame], []
+        # Item i goes to the line in which the middle of the item lies, if all items form one line.
         lengths = [height if down else width for width, height in sizes]
         whole, done = sum(lengths), 0.0
         content: list[list[int]] = [[] for _ in range(rows)]
@@ -173,6 +190,11 @@ class _Builder:
         return found
 
     def _route(self, link: Link) -> None:
+        """Cut an arrow at the borders between its ends: outwards, then inwards.
+
+        A port is named after the source and kind of the value, so all arrows that carry the same
+        value across a border share one port.
+        """
         out, into = self._frames_around(link.source), self._frames_around(link.target)
         shared = next(frame for frame in out if frame in into)
         steps = [(link.source, "")]
@@ -187,6 +209,8 @@ class _Builder:
             self._segment(link, item, port, other, other_port)
 
     def _segment(self, link: Link, item: str, port: str, other: str, other_port: str) -> None:
+        """Add a segment to the frame that contains it; equal segments of several arrows merge."""
+        # Inwards from a port, the segment lies in the item itself; otherwise in the frame around.
         if self.around.get(other) == item:
             level = item
         else:
@@ -204,7 +228,7 @@ class _Builder:
         return self._frame(self.root)
 
     def _is_block(self, frame: str) -> bool:
-        """Does it hold cards, and if frames, then under each other and with cards only?"""
+        """Whether it contains only cards, or simple frames one below the other."""
         if frame in self.lines:
             return not self._is_nested(frame)
         return not self._is_nested(frame) or (self.downwards[frame] and not self._is_deep(frame))
@@ -222,6 +246,7 @@ class _Builder:
         down = self.downwards[ident]
         parent = self.around.get(ident)
         outside = down if parent is None else self.downwards[parent]
+        # Ports lie on the sides that the direction of the frame around it runs through.
         sides = ("NORTH", "SOUTH") if outside else ("WEST", "EAST")
         return {
             "id": ident,
@@ -253,7 +278,7 @@ class _Builder:
 
 
 def _in_line(sizes: Sequence[Point], down: bool) -> Point:
-    """The size of things one after another, with gaps between them."""
+    """The size of items in one line, with gaps between them."""
     gaps = _GAP * len(sizes)
     widths, heights = [width for width, _ in sizes], [height for _, height in sizes]
     if down:
@@ -262,11 +287,13 @@ def _in_line(sizes: Sequence[Point], down: bool) -> Point:
 
 
 def _distance(size: Point, aspect: float) -> float:
+    """How far an aspect is off: 0 if right, the same for twice as wide and twice as high."""
     return abs(math.log(size[0] / size[1] / aspect))
 
 
 def _options(down: bool, block: bool) -> dict[str, str]:
-    # straight arrows from the bottom of one module to the top of the next make a staircase
+    # NETWORK_SIMPLEX prefers straight arrows. Between large modules these would shift each module
+    # sideways against the one before, like a staircase.
     placement = "NETWORK_SIMPLEX" if block else "SIMPLE"
     return {
         "elk.algorithm": "layered",
@@ -286,6 +313,7 @@ def _options(down: bool, block: bool) -> dict[str, str]:
 
 
 def _read(graph: dict[str, Any], builder: _Builder) -> Layout:
+    """Convert ELK's coordinates, which are relative to the parent, to absolute ones."""
     places: dict[str, Rectangle] = {}
     paths: list[Path] = []
     waiting: list[tuple[dict[str, Any], float, float]] = [(graph, 0.0, 0.0)]

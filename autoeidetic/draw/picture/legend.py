@@ -1,9 +1,9 @@
-"""Legend: what colours, lines and marks of a picture mean; only for what is in it."""
+"""The legend: the colours, lines and marks that occur in a picture."""
 
 from __future__ import annotations
 
 from .cards import draw_levels, draw_lock
-from .fold import View
+from .folding import View
 from .markup import escape, tag
 from .palette import FREE, INK, LINE, PAPER, QUIET, task_colour
 from .styles import KINDS, marker_name
@@ -16,14 +16,14 @@ _LINE = 22.0
 
 
 def draw_legend(view: View, most: float) -> tuple[str, float, float]:
-    """The legend with its upper left corner at 0, its width and its height.
+    """The legend with its upper left corner at the origin, its width and its height.
 
-    Lines are broken where they would become wider than ``most``.
+    A row is at most ``most`` wide; further entries go to the next row.
     """
     parts: list[str] = []
     widest, y = 0.0, -_LINE
     for entries in (_edges(view), _marks(view), _tasks(view)):
-        x = most
+        x = most  # so that each kind of entries starts a new row
         for sample, sample_width, words in entries:
             length = sample_width + 6 + width(words, _SIZE)
             if x + length > most:

@@ -1,16 +1,16 @@
-"""Markup: XML from data. Names of modules are data, so nothing is ever pasted in unescaped."""
+"""XML markup from data. Names of modules are data, so everything is escaped."""
 
 from __future__ import annotations
 
 import re
 from xml.sax.saxutils import escape as _escape
 
-#: What XML 1.0 has no way to write, not even as an entity.
+#: Characters that XML 1.0 cannot represent, not even as entities.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def printable(text: str) -> str:
-    """The text with a mark in place of every character that XML cannot hold.
+    """The text with a replacement character for everything that XML cannot represent.
 
     >>> printable("a\\x00b")
     'a\ufffdb'
@@ -19,7 +19,7 @@ def printable(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Text as content or as an attribute between double quotes.
+    """Escape text for content or for an attribute in double quotes.
 
     >>> escape('<script>"&')
     '&lt;script&gt;&quot;&amp;'
@@ -29,13 +29,13 @@ def escape(text: str) -> str:
 
 
 def number(value: float) -> str:
-    """As short as possible, and the same on every machine."""
-    text = f"{value:.1f}"
+    """A coordinate with at most one decimal."""
+    text = f"{value:.1f}"  # rounding hides differences in the last bits between machines
     return text.removesuffix(".0") if text != "-0.0" else "0"
 
 
 def tag(name: str, content: str | None = None, **attributes: str | float) -> str:
-    """An element; ``stroke_width=2`` becomes ``stroke-width="2"``. Empty ones are left out."""
+    """An element; ``stroke_width=2`` becomes ``stroke-width="2"``, empty attributes are omitted."""
     parts = [name]
     for key, value in attributes.items():
         text = value if isinstance(value, str) else number(value)

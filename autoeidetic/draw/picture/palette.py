@@ -1,10 +1,10 @@
-"""Palette: colours that stay apart in print and for most colour-blind readers."""
+"""The palette: colours that are distinguishable in print and for most colour-blind readers."""
 
 from __future__ import annotations
 
 from ..elements import DrawnGroup
 
-#: One for each colour number of a group.
+#: By the colour number of a group.
 GROUPS = (
     "#2f6fb5",
     "#d9822b",
@@ -26,7 +26,7 @@ LINE = "#7d8896"
 PAPER = "#ffffff"
 FREE = "#dfe4ea"
 FAILED = "#b00020"
-#: Backgrounds of modules, from the outside inwards.
+#: Backgrounds of modules by depth, the outermost first.
 FRAMES = ("#f4f6f9", "#eaeef4", "#e1e7ef", "#d8e0ea")
 
 

@@ -1,4 +1,4 @@
-"""Styles: what each kind of edge looks like, in every format that has lines."""
+"""The line style of each kind of edge in SVG."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .markup import tag
 
 @dataclass(frozen=True)
 class Style:
-    """``dash`` as SVG has it, empty for a full line; ``words`` explain the kind in a legend."""
+    """A line style: ``dash`` as in SVG, empty for a solid line; ``words`` for the legend."""
 
     width: float
     dash: str

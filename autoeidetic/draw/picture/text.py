@@ -1,16 +1,18 @@
-"""Text: how wide it is in a picture, how shapes and numbers are written."""
+"""The width of text in a picture, and the notation of shapes and numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 TIMES = "×"  # noqa: RUF001
+# Rough classes of character widths. Text is not measured: fonts differ between machines, and a
+# picture must be the same on all of them.
 _NARROW = set("iIljtfr.,:;'|!()[]/ -")
 _WIDE = set("mwMW@%")
 
 
 def width(text: str, size: float) -> float:
-    """About the width of a line in a sans-serif font of this size, on the wide side."""
+    """The estimated width of a line in a sans-serif font; rather too wide than too narrow."""
     units = 0.0
     for character in text:
         if character in _NARROW:
@@ -25,7 +27,7 @@ def width(text: str, size: float) -> float:
 
 
 def shortened(text: str, most: int = 34) -> str:
-    """A long name with its middle left out.
+    """A long name with its middle replaced by an ellipsis.
 
     >>> shortened("relative_position_bias_table", 16)
     'relativ…as_table'
@@ -37,7 +39,7 @@ def shortened(text: str, most: int = 34) -> str:
 
 
 def size_text(shape: Sequence[int]) -> str:
-    """A shape without its batch.
+    """A shape without the batch dimension.
 
     >>> size_text((2, 64, 56, 56)) == TIMES.join(["64", "56", "56"])
     True
@@ -46,7 +48,7 @@ def size_text(shape: Sequence[int]) -> str:
 
 
 def count_text(number: int) -> str:
-    """A number that is short enough for a box.
+    """A number in a form short enough for a box.
 
     >>> count_text(25557032), count_text(9408), count_text(64)
     ('25.6M', '9.4k', '64')

@@ -1,6 +1,6 @@
-// One group of SVG elements per visible item.
+// One group of SVG elements for each visible item.
 
-// At first only the face and its colours: of thousands of boxes most are never seen nearer.
+// Only the face and its colours at first: most of thousands of boxes are never seen close up.
 function drawBox(spot) {
   const group = boxGroup(spot.item, false);
   if (isPill(spot.item)) pillFace(group, spot);

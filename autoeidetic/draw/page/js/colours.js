@@ -1,4 +1,4 @@
-// Group colours: streams that several layers write are vivid, the private ones stay in the back.
+// Group colours: vivid for streams (groups that several layers write), muted for groups of one layer.
 
 const HUES = [255, 48, 152, 330, 95, 205, 25, 292, 130, 232, 355, 72];
 const VIVID = {
@@ -17,7 +17,7 @@ const QUIET = { light: [0.62, 0.08], dark: [0.63, 0.07] };
 const GOLDEN = 137.508;
 const TASK_LIGHTNESS = { light: [0.42, 0.82], dark: [0.52, 0.88] };
 
-// Björn Ottosson's OKLCH to sRGB; as hex, because drawing programs read an exported SVG too.
+// Björn Ottosson's OKLCH to sRGB; as hex, because drawing programs read the exported SVG.
 function oklch(lightness, chroma, hue) {
   const angle = (hue * Math.PI) / 180;
   const a = chroma * Math.cos(angle);
@@ -43,7 +43,8 @@ function toByte(value) {
 
 const isStream = (group) => writers(group).size > 1;
 
-// Layers that make the channels: a norm or a depthwise filter after a layer makes no stream.
+// Layers that write the channels. A norm or a depthwise filter after a layer does not count, so that
+// the two do not form a stream.
 function writers(group) {
   const made = (group.members ?? []).filter(
     ({ role }) => !/^(input|norm|bias|depthwise|free)/.test(role),
@@ -55,7 +56,7 @@ function rankGroups(groups) {
   const sorted = [...groups].sort((a, b) => (a.colour ?? 0) - (b.colour ?? 0));
   const ranks = new Map();
   const streams = sorted.filter(isStream);
-  const vivid = streams.length ? streams : sorted; // without streams nothing needs a background
+  const vivid = streams.length ? streams : sorted; // without streams all groups are vivid
   vivid.forEach((group, rank) => ranks.set(group.id, { stream: true, rank }));
   sorted
     .filter((group) => !ranks.has(group.id))
@@ -74,14 +75,14 @@ function groupColour(id) {
   return oklch(lightness, chroma, (HUES[rank % HUES.length] + around) % 360);
 }
 
-// Tasks are in order, so their colours are a ramp, dark to bright, unlike those of groups.
+// Tasks are ordered, so their colours are a ramp from dark to bright, unlike those of groups.
 function taskColour(index) {
   const part = drawing.tasks.length > 1 ? index / (drawing.tasks.length - 1) : 0;
   const [start, stop] = TASK_LIGHTNESS[state.theme];
   return oklch(start + (stop - start) * part, 0.13, 300 - 190 * part);
 }
 
-// The groups to show for a list of ids: streams first, at most `limit` of them.
+// The groups shown for a list of ids: streams first, at most `limit` groups.
 function leadingGroups(ids, limit) {
   const order = (id) => (ranks.get(id)?.stream ? 0 : 1);
   return [...new Set(ids)]

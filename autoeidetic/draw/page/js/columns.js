@@ -1,6 +1,6 @@
-// A module in columns: its boxes are shared out, laid out by column, and joined again.
+// A module in columns: its boxes are distributed, laid out column by column, and joined again.
 
-// The boxes of each column with their segments; what crosses passes through ports named "via".
+// The boxes of each column with their segments; values that cross go through ports named "via".
 function splitScope(scope, ends) {
   const columns = ends.map((stop, i) => ({
     item: scope.item,
@@ -26,7 +26,7 @@ function splitScope(scope, ends) {
   return columns;
 }
 
-// Of several values that cross, the one made last goes from foot to head, the others sidewards.
+// Of several values that cross, the latest one goes from foot to head, the others sideways.
 function mainValue(scope, columns) {
   const first = new Set(columns[0].boxes.map((box) => box.id));
   const made = (key) => scope.boxes.findIndex((box) => key.split("|")[0] === box.id);
@@ -64,7 +64,7 @@ function addPiece(column, segment, from, to) {
     });
 }
 
-// The columns side by side as one module.
+// Joins the columns side by side into one module.
 function joinColumns(scope, columns) {
   const pad = padding(scope);
   const [top, height] = [pad.top + TURN, Math.max(...columns.map((column) => column.h))];
@@ -119,8 +119,8 @@ const isVia = (port) => /^(in|out)\|via(aside)?\|/.test(port ?? "");
 
 const WIDE = 1500;
 
-// The ports of a wide module in columns lie in its middle, so that such modules stand on one
-// another and do not go down like stairs; a line along the border leads to its columns.
+// The ports of a wide module in columns lie in its middle, so that such modules are stacked and do
+// not form a staircase; a line along the border leads to the columns.
 function middle(ports, side, joined) {
   const own = ports.filter((port) => port.side === side);
   const far = (index) => joined.w / 2 + (index - (own.length - 1) / 2) * 14;

@@ -1,5 +1,5 @@
-// Where a long chain is cut into columns: between boxes where only one value crosses, so that one
-// line leads from the foot of a column to the head of the next.
+// Where a long chain is cut into columns: between boxes where only one value crosses, so that a
+// single line leads from the foot of a column to the head of the next.
 
 const GAP = 52;
 const LANE = 10; // for each further line between two columns
@@ -7,7 +7,7 @@ const TURN = 14; // room above and below the columns
 const MOST_LANES = 6;
 const LONELY = 60;
 
-// How many values cross from the boxes up to each place to those after it.
+// For each place, the number of values that cross from the boxes before it to those after it.
 function crossings(scope) {
   const place = new Map(scope.boxes.map((box, index) => [box.id, index]));
   const inside = (spot) => spot.box !== scope.item.id;
@@ -25,11 +25,11 @@ function crossings(scope) {
   return counts;
 }
 
-// What comes from outside is best read from above in both halves of a module, or not bent at all.
+// A module that reads a value from outside is not bent: both halves would have to read it from above.
 const hasOwnPort = (scope) =>
   [...scope.segments.values()].some(({ from }) => from.box === scope.item.id);
 
-// How high and wide the boxes of a column are, as they lie before they are put into columns.
+// Height and width of the boxes of a column, measured in the layout without columns.
 function extent(spots, start, stop) {
   const column = spots.slice(start, stop + 1);
   const over = (pick) => Math.max(...column.map(pick));
@@ -43,7 +43,7 @@ function extent(spots, start, stop) {
 const columnExtents = (spots, ends) =>
   ends.map((stop, i) => extent(spots, i ? ends[i - 1] + 1 : 0, stop));
 
-// Ends of columns (the last box of each), filled one after another up to a height.
+// The last box of each column, when columns are filled one after another up to a height.
 function pack(spots, cuts, limit) {
   const ends = [];
   let start = 0;
@@ -57,8 +57,8 @@ function pack(spots, cuts, limit) {
   return [...ends, spots.length - 1];
 }
 
-// The columns that give the largest picture: of the whole drawing in its frame, of a module in
-// about a square once it is too tall.
+// The columns that give the largest picture: the whole drawing must fit its frame, a module that is
+// too tall should be about square.
 function bestColumns(scope, result) {
   const whole = scope.item === root;
   const counts = crossings(scope);
@@ -81,8 +81,8 @@ function bestColumns(scope, result) {
   return best.length > 1 && size(best) < 0.9 * result.height ? best : [];
 }
 
-// A net like a U hangs together by many values everywhere: it is bent once, where its two halves
-// are about equal, and the values cross beside each other.
+// In a U-Net many values cross at every place: it is bent once, where its two halves are about
+// equal, and the values cross side by side.
 function bends(counts, spots) {
   return counts.flatMap((count, place) =>
     count > 1 && count <= MOST_LANES ? [[place, spots.length - 1]] : [],

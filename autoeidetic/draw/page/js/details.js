@@ -1,4 +1,4 @@
-// The panel: what is known about the selected layer, module or group.
+// The panel: details of the selected layer, module or group.
 
 function showDetails() {
   const { selected } = state;

@@ -1,4 +1,4 @@
-// Elements are made by name and text only: whatever a drawing says stays text.
+// Elements are created from names and text only, so data from a drawing is never parsed as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 const byId = (id) => document.getElementById(id);
@@ -19,7 +19,7 @@ const html = (name, attributes = {}, ...children) =>
 const svg = (name, attributes = {}, ...children) =>
   fill(document.createElementNS(SVG, name), attributes, children);
 
-// The policy of the page forbids style attributes, not the style object.
+// The content security policy forbids style attributes, but not the style object.
 function styled(element, properties) {
   for (const [name, value] of Object.entries(properties)) element.style.setProperty(name, value);
   return element;

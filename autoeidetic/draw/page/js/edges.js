@@ -1,5 +1,5 @@
-// Segments of edges: one path each, with round corners, the look of their kind, and an arrow at
-// the end of the last segment.
+// Segments of edges: one path each, with round corners and the style of its kind; the last segment
+// ends in an arrow.
 
 const KINDS = ["coupled", "consumes", "gates", "normalises"];
 const CORNER = 7;
@@ -8,7 +8,7 @@ function dominantKind(edges) {
   return KINDS.find((kind) => edges.some((edge) => edge.kind === kind)) ?? "consumes";
 }
 
-// Steps too small to be seen as such are taken out: the line follows its end.
+// Removes steps too small to be visible: the line is moved to its end point.
 function straight(line) {
   const points = line.map((point) => ({ ...point }));
   for (let index = points.length - 2; index >= 0; index -= 1) {
@@ -57,12 +57,12 @@ const HEADS = {
   normalises: "M-4 -6L0 0L4 -6",
 };
 
-// Drawn, not a marker: a marker does not take the colour of its line in every program. Lines
-// always come from above.
+// A path, not a marker: not every program gives a marker the colour of its line. Lines always
+// arrive from above.
 const arrow = (kind, tip) =>
   svg("path", { class: "tip", d: HEADS[kind], transform: `translate(${tip.x} ${tip.y})` });
 
-// What an edge is, in words; written when it is first pointed at.
+// The description of an edge, created when the pointer first reaches it.
 function explain(element) {
   if (element.querySelector("title")) return;
   const { segment } = geometry.lines.find((entry) => entry.element === element);

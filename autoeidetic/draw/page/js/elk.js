@@ -1,4 +1,4 @@
-// The layout library: unpacked from the page, run in a worker, or here where workers are refused.
+// The layout library: unpacked from the page and run in a worker, or here if workers are refused.
 
 const waiting = new Map();
 let engine = null;
@@ -32,7 +32,7 @@ function inWorker(source) {
   });
 }
 
-// In a window the library exports a stand-in for a worker; a function keeps its names off the page.
+// Outside a worker the library exports a substitute for one; a function scope keeps its names local.
 function onMainThread(source) {
   return new Promise((resolve, reject) => {
     const open = "window.elkModule={exports:{}};(function(module,exports){";

@@ -18,7 +18,7 @@ const LETTERS = [
   "stroke-linejoin",
 ];
 
-// A picture for other programs: no style sheet, no variables, only plain attributes.
+// A picture for other programs: only plain attributes, no style sheet and no variables.
 function plainSvg() {
   const margin = 24;
   const box = [-margin, -margin, geometry.w + 2 * margin, geometry.h + 2 * margin];
@@ -57,7 +57,7 @@ function flatten(element) {
   return copied;
 }
 
-const MOST_PIXELS = 16e6; // beyond this browsers refuse a canvas
+const MOST_PIXELS = 16e6; // browsers refuse a larger canvas
 
 async function png() {
   const url = URL.createObjectURL(new Blob([plainSvg()], { type: "image/svg+xml" }));
@@ -92,7 +92,7 @@ const EXPORTS = {
     download(new Blob([JSON.stringify(drawing, null, 1)], { type: "application/json" }), "json"),
 };
 
-// Paper is white and has no viewport: the picture is fitted to the page while it is printed.
+// Paper is white and has no viewport: the picture is fitted to the page while printing.
 let themeOnScreen = null;
 
 addEventListener("beforeprint", () => {

@@ -1,6 +1,6 @@
-// The pieces of the details panel.
+// The building blocks of the details panel.
 
-const MANY = 12; // entries of a list that are shown before "show all"
+const MANY = 12; // entries of a list shown before "Show all"
 
 const section = (title, ...children) => html("section", {}, html("h3", {}, title), ...children);
 
@@ -32,13 +32,13 @@ function itemChip(item, note = "", name = nodeName(item)) {
   );
 }
 
-// A long path breaks after its dots or slashes.
+// Allows line breaks in a long path after dots and slashes.
 const breakable = (path) =>
   String(path)
     .split(/(?<=\/)|(?<=\.)(?!py\b)/)
     .flatMap((part) => [part, html("wbr")]);
 
-// An operator is called by its module and its own name, unless it is a module itself.
+// An operator is named by its module and its own name, unless it is a module itself.
 function nodeName(item) {
   const { path, label, name, kind } = item.data;
   if (kind !== "operator") return path || label || name || drawing.title;
@@ -65,7 +65,7 @@ function groupChip(id, note = "") {
   );
 }
 
-// A list that shows its first entries and the rest on demand.
+// A list that shows its first entries, and the rest on demand.
 function chips(entries, make) {
   const list = html(
     "ul",
@@ -98,7 +98,7 @@ async function copy(text, pressed) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    copyBySelection(text); // pages from a disk or in a frame may lack the clipboard
+    copyBySelection(text); // the clipboard may be missing in local pages and frames
   }
   const before = pressed.lastChild.textContent;
   pressed.lastChild.textContent = "Copied";

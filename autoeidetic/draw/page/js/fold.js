@@ -1,4 +1,4 @@
-// Folding: of a run of equal blocks only the first is drawn and stands for the others.
+// Folding: only the first block of a run of equal blocks is drawn, and stands for the others.
 
 const runOf = (item) => item.data.repeat?.of;
 
@@ -10,7 +10,7 @@ const foldCount = (item) =>
     ? item.data.repeat.count
     : 1;
 
-// The item at the same place of the first block; the deepest one there is if blocks differ.
+// The item at the same position of the first block; the deepest existing one if blocks differ.
 function counterpart(item, block) {
   const path = [];
   for (let inner = item; inner !== block; inner = inner.parent) path.push(inner.place);
@@ -19,7 +19,7 @@ function counterpart(item, block) {
   return twin;
 }
 
-// What is drawn for an item once all folds are applied, whether or not modules are open.
+// The item that is drawn for an item after all folds, regardless of which modules are open.
 function representative(item) {
   for (;;) {
     const away = [item, ...ancestors(item)].reverse().find(isFoldedAway);

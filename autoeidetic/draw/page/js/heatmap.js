@@ -1,15 +1,15 @@
-// The blocks of a weight: rows are outputs, columns are inputs, both sorted by owner.
+// The blocks of a weight: rows are outputs and columns are inputs, both sorted by owner.
 
 const BLOCKS = {
   frozen: "owned, cannot change",
   reusable: "read by new channels",
   zeroed: "kept at zero",
-  free: "not yet used",
+  free: "not used yet",
 };
 
-// An owner counts once its task is learned at the moment that is shown.
+// A task owns something only if it is learned at the moment that is shown.
 const FREE = -1;
-const GIVEN = -2; // inputs and constants: there before all tasks
+const GIVEN = -2; // inputs and constants, which exist before all tasks
 const ownerNow = (owner) => (owner < state.task ? owner : FREE);
 const transfers = drawing.ownership?.forward_transfer !== false;
 
@@ -90,7 +90,7 @@ const heatLegend = (shares) =>
     ),
   );
 
-// Frozen and reusable blocks have the colours of tasks, so their sign in the legend has them all.
+// Frozen and reusable blocks have their task's colour, so their legend entry shows all task colours.
 const heatSwatch = (kind) =>
   html(
     "i",

@@ -1,4 +1,4 @@
-// What belongs together lights up; the rest steps back.
+// Highlights the items that belong together and dims the rest.
 
 let hovered = null;
 
@@ -38,7 +38,7 @@ function ofGroup(id) {
   };
 }
 
-// The groups of a node are those it makes; what it merely reads shows as its producers.
+// The groups of a node are those it writes; groups that it only reads are shown by their producers.
 function ofItem(item) {
   const own = new Set(item.leaves.map((leaf) => leaf.id));
   const outside = (ids) => new Set([...ids].filter((id) => !own.has(id)));
@@ -111,7 +111,7 @@ function lightBox(id, element, light) {
 
 const passes = ({ data }, light) => (data.carries ?? []).some((id) => light.groups.has(id));
 
-// A box that stands for several nodes says how many of them are members.
+// A box that stands for several nodes shows how many of them are members.
 function countBadge(element, count, light) {
   element.querySelector(":scope > .count")?.remove();
   if (!count) return;

@@ -1,4 +1,4 @@
-// Small drawings, 16 by 16.
+// Icons of 16 by 16 units.
 
 const ICONS = {
   plus: "M8 4v8M4 8h8",

@@ -1,4 +1,4 @@
-// Boxes are one stop for the Tab key; arrows move between them by place.
+// All boxes together are one Tab stop; arrow keys move between them by position.
 
 const ARROWS = {
   ArrowUp: { x: 0, y: -1 },
@@ -21,7 +21,7 @@ const KEYS = [
   ["?", "this help"],
 ];
 
-// Exactly one box can be reached by Tab: the one the reader was at last.
+// Exactly one box can be reached by Tab: the one that had the focus last.
 let cursor = null;
 
 function roving() {
@@ -35,7 +35,7 @@ function focusBox(id) {
   drawn.get(id)?.element.focus({ preventScroll: true });
 }
 
-// The nearest box in that direction; sideways distance counts double.
+// The nearest box in a direction; sideways distance counts double.
 function neighbour(id, { x, y }) {
   const middle = (box) => ({ x: box.x + box.w / 2, y: box.y + Math.min(box.h, 60) / 2 });
   const here = middle(geometry.boxes.get(id));

@@ -1,7 +1,7 @@
-// Layout from the inside out: every open module by itself, then as a box of the module around it.
+// Layout from the inside out: every open module separately, then as a box of the module around it.
 
-const HEIGHTS = [Infinity, 1100, 800, 600, 440]; // of modules, before they are laid in columns
-const THOROUGH = 40; // open modules up to which all of these are tried
+const HEIGHTS = [Infinity, 1100, 800, 600, 440]; // of modules; taller ones are laid out in columns
+const THOROUGH = 40; // all heights are tried up to this number of open modules
 const solved = new Map();
 let tall = HEIGHTS[1];
 
@@ -21,7 +21,7 @@ async function layoutView(view, onProgress) {
   return absolute(view, placed);
 }
 
-// The height of columns that lets the drawing be shown largest.
+// The column height at which the drawing can be shown largest.
 async function layoutBest(view, onProgress) {
   if (view.scopes.size > THOROUGH) return layoutView(view, onProgress);
   let best = { zoom: 0 };
@@ -50,7 +50,7 @@ async function placeScope(scope, inner) {
 
 function solve(module) {
   const key = JSON.stringify(module);
-  // the order of the model makes ELK stumble over some graphs
+  // ELK fails on some graphs if it has to keep the model's order
   if (!solved.has(key))
     solved.set(
       key,
@@ -59,7 +59,7 @@ function solve(module) {
   return solved.get(key);
 }
 
-// Ports on the outside of a graph are only known to ELK for a node, so the module is one.
+// ELK knows outer ports only of nodes, not of the root graph, so the module is a node in a root.
 async function askElk(module) {
   const around = {
     id: "around",

@@ -1,4 +1,4 @@
-// Deep links: #layer=, #module=, #node=, #group= and #task= say what is selected.
+// Deep links: #layer=, #module=, #node=, #group= and #task= store the selection.
 
 function linkOf() {
   const parts = new URLSearchParams();
@@ -21,7 +21,7 @@ function writeLink() {
   try {
     history.replaceState(null, "", `#${link}`);
   } catch {
-    /* a page inside a notebook has no address of its own */
+    /* a page inside a notebook has no address */
   }
 }
 
@@ -48,7 +48,7 @@ async function followLink() {
   if (items.has(id)) await reveal(id);
   else if (group) showGroup(group.id);
   else if (wanted || parts.has("layer") || parts.has("module") || parts.has("node")) {
-    announce("The link names nothing in this drawing");
+    announce("The target of the link is not in this drawing");
   }
 }
 

@@ -1,4 +1,4 @@
-// Actions of the reader, the tools around the picture, and the start.
+// User actions, the toolbars, and the start of the page.
 
 function select(what) {
   state.selected = what;
@@ -23,7 +23,7 @@ function selectionSpoken(what) {
   return `${spoken(item, isOpen(view, item))}. ${plural(light.members.size, "member")}, read by ${light.readers.size}`;
 }
 
-// The box that is acted on stays where it is on the screen.
+// The box that is opened or closed keeps its position on the screen.
 async function changeAround(id, change) {
   const before = geometry.boxes.get(id);
   change();
@@ -58,7 +58,7 @@ function unfoldAround(item) {
   if (block) unfold(block.id);
 }
 
-// Opens everything around an item, so that it is drawn as itself, and goes there.
+// Opens all modules around an item, so that it is drawn itself, and moves the view there.
 async function reveal(id) {
   const item = items.get(id);
   for (const above of [item, ...ancestors(item)]) {
@@ -181,7 +181,7 @@ function listen() {
 
 const PIXELS_PER_BOX = 23000;
 
-// What is open at first: as much as can be read without zooming.
+// Opens as many modules at first as can be read without zooming.
 async function openReadably() {
   const boxes = Math.max(16, (frameSize().w * frameSize().h) / PIXELS_PER_BOX);
   for (const [levels, examples] of [
@@ -199,7 +199,7 @@ async function openReadably() {
 }
 
 async function openPage() {
-  await seen; // in a hidden part of another page nothing has a size yet
+  await seen; // in a hidden part of another page, elements have no size yet
   byId("title").textContent = drawing.title ?? "";
   const { summary = {} } = drawing;
   byId("facts").textContent = [
@@ -219,7 +219,7 @@ async function openPage() {
   showDetails();
   listen();
   await followLink();
-  if (drawing.tasks.length) setTask(state.task); // after the link, which it would overwrite
+  if (drawing.tasks.length) setTask(state.task); // after reading the link, which it would overwrite
   document.documentElement.dataset.ready = String(Math.round(performance.now()));
 }
 

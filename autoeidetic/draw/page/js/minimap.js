@@ -1,4 +1,4 @@
-// The whole drawing in a corner, with the part that is on the screen.
+// The whole drawing in a corner, with a frame around the visible part.
 
 const MAP = { w: 168, h: 112 };
 const mapCanvas = html("canvas", { width: 2 * MAP.w, height: 2 * MAP.h });
@@ -11,7 +11,7 @@ const mapOffset = () => ({
   y: (MAP.h - geometry.h * mapScale()) / 2,
 });
 
-// The colours of the theme for what is painted, read once: asking for them is slow.
+// The theme's colours, read once because computed styles are slow.
 const paints = { frame: "", line: "", surface: "" };
 
 function readPaints() {

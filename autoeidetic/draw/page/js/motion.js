@@ -1,8 +1,8 @@
-// While a very large drawing moves, a painted picture of it moves in its place.
+// While a very large drawing is panned or zoomed, a bitmap of it is moved instead.
 
 const picture = html("canvas", { id: "picture", "aria-hidden": "true" });
-const SIDE = 3000; // pixels of the picture's longer side
-let painted = null; // the geometry and theme it shows
+const SIDE = 3000; // pixels of the bitmap's longer side
+let painted = null; // the geometry and theme that the bitmap shows
 
 byId("canvas").insertBefore(picture, graph);
 
@@ -34,7 +34,7 @@ function paintPicture() {
   painted = { geometry, theme: state.theme };
 }
 
-// True if the picture now shows where the camera looks.
+// Whether the bitmap now shows what the camera looks at.
 function movePicture() {
   if (!geometry || geometry.boxes.size <= SMOOTH || camera.zoom > FAR) return false;
   if (painted?.geometry !== geometry || painted.theme !== state.theme) paintPicture();

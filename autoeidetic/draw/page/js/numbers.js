@@ -1,4 +1,4 @@
-// How numbers are written in boxes and in the panel.
+// The notation of numbers in boxes and in the panel.
 
 const UNITS = [
   [1e12, "T"],

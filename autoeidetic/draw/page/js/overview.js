@@ -1,4 +1,4 @@
-// Without a selection the panel sums up the model and lists its groups in words.
+// Without a selection the panel summarises the model and lists its groups.
 
 function overview() {
   const summary = drawing.summary ?? {};
@@ -25,7 +25,7 @@ function overview() {
     html(
       "p",
       { class: "hint" },
-      "Point at a box to see what it belongs to. Double-click a module to open it.",
+      "Point at a box to see its groups. Double-click a module to open it.",
     ),
     groupList("Groups written by several layers", streams),
     groupList("Groups of one layer", rest),
@@ -79,11 +79,11 @@ const legendMark = (className, name, meaning) =>
 function buildLegend() {
   const marks = [
     ["members", "member", "same group"],
-    ["couplers", "coupler", "ties it together"],
+    ["couplers", "coupler", "couples the group"],
     ["readers", "reads / read by", "neighbours"],
   ];
   if (drawing.nodes.some((node) => node.locked))
-    marks.push(["locked", "locked", "cannot be divided"]);
+    marks.push(["locked", "locked", "cannot be divided between tasks"]);
   byId("legend").append(
     ...["consumes", "coupled", "gates", "normalises"].map(legendLine),
     ...marks.map((mark) => legendMark(...mark)),

@@ -1,4 +1,4 @@
-// What boxes are made of.
+// The parts of a box.
 
 const rect = (className, x, y, w, h, radius, more = {}) =>
   svg("rect", {
@@ -32,7 +32,7 @@ function paintStripes(within) {
   }
 }
 
-// The groups that a box makes: as a member, or by passing them on.
+// The groups that a box writes as a member or passes on.
 function writtenGroups(leaves) {
   const own = leaves.flatMap(({ data }) =>
     (data.groups ?? []).filter((part) => part.role !== "input").map((part) => part.group),
@@ -48,7 +48,7 @@ const switchButton = (item, open, x, y) =>
     iconPath(open ? "minus" : "plus", { transform: "translate(1 1)" }),
   );
 
-// Says how many blocks a fold holds; pressing it unfolds them.
+// The number of blocks in a fold; pressing the badge unfolds them.
 function timesBadge(item, label, x, y) {
   const width = textWidth(label, PILL) + 14;
   return svg(

@@ -1,17 +1,17 @@
-// The picture: frames below, edges between, boxes above; elements are kept while they stay equal.
+// The picture: frames below, then edges, boxes on top. Unchanged elements are reused.
 
 const graph = byId("graph");
 const layers = Object.fromEntries(
   ["frames", "lines", "headings", "faces"].map((name) => [name, svg("g", { class: name })]),
 );
 const world = svg("g", { id: "world" }, layers.frames, layers.lines, layers.headings, layers.faces);
-const SMOOTH = 700; // boxes up to which they move smoothly and are written on at once
+const SMOOTH = 700; // up to this many boxes, all are animated and get their texts at once
 
 let view = null;
 let geometry = null;
 let turn = 0;
 const drawn = new Map(); // boxes and headings by item
-const frames = new Map(); // the grounds of open modules
+const frames = new Map(); // the backgrounds of open modules
 
 graph.append(svg("defs", {}, hatching("hatch", 2), hatching("zeroes", 1)), world);
 
@@ -24,7 +24,7 @@ function hatching(id, width) {
   );
 }
 
-// Shows what the state asks for; false if a newer wish came in between.
+// Draws the current state; false if a newer request came in between.
 async function refresh(layout = layoutView) {
   if (!(await arrangeView(layout))) return false;
   paint();
@@ -92,7 +92,7 @@ function paintBoxes() {
   roving();
 }
 
-// Elements that stay in the document keep moving; only others are put in.
+// Elements that stay in the document keep their animations; only new ones are inserted.
 function replace(layer, elements) {
   const staying = new Set(elements);
   for (const child of [...layer.children]) if (!staying.has(child)) child.remove();
@@ -115,7 +115,7 @@ function keep(known, spot, draw) {
   return element;
 }
 
-// Writes on all boxes, or on those in sight once they are near enough to be read.
+// Adds texts to all boxes, or to the visible ones when the zoom makes them readable.
 function dress(all) {
   if (!all && graph.dataset.level === "far") return;
   for (const [id, entry] of drawn) {

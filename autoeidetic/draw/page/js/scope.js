@@ -1,5 +1,5 @@
-// One open module as a graph for ELK. Ids are places, so equal blocks give equal graphs and the
-// layout of the first serves all of them.
+// One open module as a graph for ELK. Ids are positions, so equal blocks give equal graphs, and the
+// layout of the first is reused for all of them.
 
 const BASE = {
   "elk.algorithm": "layered",

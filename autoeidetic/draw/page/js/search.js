@@ -1,4 +1,4 @@
-// Search by path, name, operator or group; a choice opens what is around it and centres it.
+// Search by path, name, operator or group; choosing a result opens the modules around it and centres it.
 
 const query = byId("query");
 const results = byId("results");
@@ -21,7 +21,7 @@ const index = [
 let matches = [];
 let current = 0;
 
-// Smaller is better: the whole name, its beginning, a part of the path, anywhere.
+// The rank of a match, smaller is better: whole name, start of the name, part of the path, anywhere.
 function rank(entry, wanted) {
   const name = entry.name.toLowerCase();
   if (name === wanted) return entry.kind === "group" ? 1 : 0;

@@ -1,4 +1,4 @@
-// Sizes of boxes follow from their texts.
+// The sizes of boxes, computed from their texts.
 
 const FONT =
   'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
@@ -52,13 +52,13 @@ function boxText(item, count) {
   };
 }
 
-// In a Sequential an activation is called "1", which says less than what it is.
+// In a Sequential an activation is named "1", which says less than its type.
 const pillName = ({ label, type }) =>
   label && !/^\d+$/.test(label) ? label : operatorName(type) || type;
 
 const pillDetail = (data) => (data.kind === "operator" ? "" : channels(data.shape));
 
-const even = (width) => 2 * Math.ceil(width / 2); // a middle on a whole pixel
+const even = (width) => 2 * Math.ceil(width / 2); // so that the centre is on a whole pixel
 
 function boxSize(item) {
   const text = boxText(item, foldCount(item));
@@ -78,7 +78,7 @@ function boxSize(item) {
   };
 }
 
-// An open module must at least hold its own heading.
+// An open module is at least as wide as its heading.
 function headingWidth(item) {
   const text = boxText(item, foldCount(item));
   const words = [

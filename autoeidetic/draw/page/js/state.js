@@ -1,4 +1,4 @@
-// What the page knows and what the reader has chosen; everything drawn follows from these.
+// The drawing and the reader's choices; everything on the page is derived from these.
 
 const drawing = JSON.parse(byId("drawing").textContent);
 for (const key of ["modules", "nodes", "edges", "groups", "tasks"]) drawing[key] ??= [];
@@ -8,7 +8,7 @@ const state = {
   expanded: new Set(),
   unfolded: new Set(),
   selected: null, // {kind: "item" | "group", id}
-  task: drawing.tasks.length, // how many tasks are learned at the moment that is shown
+  task: drawing.tasks.length, // number of tasks learned at the moment that is shown
 };
 
 const { items, root } = buildTree(drawing);

@@ -1,9 +1,9 @@
-// Tasks: who owns how much of every layer after the first `state.task` tasks.
+// The share of each task in every layer after the first `state.task` tasks.
 
 const ownership = drawing.ownership?.layers ?? {};
 const atPresent = (shares) => shares.slice(0, state.task);
 
-// Elements of each task in the layers that a box stands for, and all elements of these layers.
+// Elements that each task owns in the layers of a box, and the total of these layers.
 function shareOf(leaves) {
   const layersHere = leaves.filter((leaf) => ownership[leaf.data.path]);
   const seen = new Map(layersHere.map((leaf) => [leaf.data.path, leaf]));

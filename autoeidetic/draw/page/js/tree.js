@@ -1,6 +1,6 @@
-// The drawing as a tree: modules hold modules and nodes, in the order of the forward pass.
+// The drawing as a tree: modules contain modules and nodes, in the order of the forward pass.
 
-const LONG = 90; // children that a module may have before they are put into parts
+const LONG = 90; // a module with more children is divided into parts
 const PART = 40;
 
 function buildTree(drawing) {
@@ -49,7 +49,7 @@ function arrange(item, items) {
   });
 }
 
-// A block and those that are folded onto it stay in one part.
+// A block and the blocks folded onto it stay in one part.
 function together(children) {
   const runs = [];
   for (const child of children) {
@@ -59,7 +59,7 @@ function together(children) {
   return runs;
 }
 
-// A long list without hierarchy (a functional model) could neither be laid out nor read.
+// Divides a long list without hierarchy (a functional model), which is too large to lay out or read.
 function parts(item, runs, items) {
   const count = Math.ceil(runs.length / PART);
   const size = Math.ceil(runs.length / count);

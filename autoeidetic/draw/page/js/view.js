@@ -1,5 +1,5 @@
-// From the choices to what is visible: open modules (scopes), their boxes, and the segments of
-// edges in each. An edge that crosses the border of an open module passes through a port there.
+// The visible parts for the current choices: open modules (scopes), their boxes, and the segments of
+// edges in each. An edge crosses the border of an open module through a port.
 
 function buildView() {
   const view = { scopes: new Map(), boxes: new Map(), stands: new Map(), seen: new Map() };
@@ -43,7 +43,7 @@ function route(view, edge) {
   if (!from || !to) return;
   const [source, target] = [shownAs(view, from), shownAs(view, to)];
   if (source === target) return;
-  // from one block of a folded run to the next: the count at the block says it
+  // an edge between blocks of a folded run is implied by the count at the block
   const folded = representative(from) !== from || representative(to) !== to;
   if (folded && source.first >= target.first) return;
   const up = [source, ...ancestors(source)];
@@ -68,7 +68,7 @@ function route(view, edge) {
 
 const end = (item) => ({ key: item.id, box: item.id, port: null });
 
-// One port per value, so that a stream read five times inside enters once.
+// One port per value, so that a stream that is read five times inside enters once.
 function addPort(view, item, side, source) {
   const key = `${side}|${source.id}`;
   view.scopes.get(item.id).ports.set(key, { key, side });

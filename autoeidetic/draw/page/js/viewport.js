@@ -1,15 +1,15 @@
-// Zoom and pan change one transform; nothing is drawn anew.
+// Zoom and pan change one transform; nothing is redrawn.
 
 const camera = { x: 0, y: 0, zoom: 1 };
 const NEAREST = 4;
 const FARTHEST = 0.02;
-const FAR = 0.28; // below this nothing can be read
+const FAR = 0.28; // texts are unreadable below this zoom
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 let gliding = 0;
 let resting = 0;
-let footHeight = 0; // of the tasks, which lie over the picture
+let footHeight = 0; // height of the task slider, which covers the picture
 
-// Measured when it changes: asking the document in between makes it lay itself out.
+// Measured only on changes, because reading sizes forces the browser to lay out the document.
 let frame = { w: graph.clientWidth || 1, h: graph.clientHeight || 1 };
 const frameSize = () => frame;
 let nowSeen;
@@ -91,7 +91,7 @@ const everything = () => ({ x: 0, y: 0, w: geometry.w, h: geometry.h });
 
 const fit = () => glide(fitting(everything()));
 
-// At first the whole drawing if it can be read so, otherwise its beginning.
+// Initially shows the whole drawing if it is readable, otherwise its beginning.
 function firstLook() {
   const whole = fitting(everything());
   const zoom = Math.max(whole.zoom, 0.5);
@@ -110,7 +110,7 @@ function centre(id, zoom = Math.max(camera.zoom, 0.85)) {
   });
 }
 
-// Brings boxes into the frame unless they all are in it.
+// Moves boxes into view unless all of them are visible.
 function gather(ids) {
   const boxes = ids.map((id) => geometry.boxes.get(id)).filter(Boolean);
   if (!boxes.length || boxes.every(contained)) return;
@@ -187,7 +187,7 @@ graph.addEventListener("pointermove", (event) => {
   if (!dragged && fingers.size === 1 && Math.hypot(now.x - before.x, now.y - before.y) < 4) return;
   dragged = true;
   graph.classList.add("dragging");
-  // only now: a captured pointer would take the click away from the box under it
+  // captured only now: a captured pointer would take the click from the box under it
   if (!graph.hasPointerCapture(event.pointerId)) graph.setPointerCapture(event.pointerId);
   fingers.set(event.pointerId, now);
   if (old) {

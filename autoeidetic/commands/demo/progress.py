@@ -1,4 +1,4 @@
-"""Telling: the story on the terminal as it goes, above a bar."""
+"""A listener that prints the story on the terminal, above a progress bar."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from tqdm import tqdm
 from .compare import Listener
 
 
-class Telling(Listener):
-    """Prints parts of the story if ``aloud``, and shows a bar where somebody is ``watching``."""
+class ProgressPrinter(Listener):
+    """Prints the story if ``verbose``, and shows a progress bar if ``show_bar``."""
 
-    def __init__(self, aloud: bool, watching: bool) -> None:
-        self._aloud = aloud
-        self._bar = tqdm(unit="epoch", disable=not watching, leave=False, dynamic_ncols=True)
+    def __init__(self, verbose: bool, show_bar: bool) -> None:
+        self._verbose = verbose
+        self._bar = tqdm(unit="epoch", disable=not show_bar, leave=False, dynamic_ncols=True)
 
     def tell(self, text: str) -> None:
-        if self._aloud:
+        if self._verbose:
             with tqdm.external_write_mode(file=sys.stdout):
                 print(text, flush=True)
 

@@ -1,6 +1,6 @@
-"""The same models through other tools: ``torch.export``, and Torch-Pruning as it is documented.
+"""Other tools on the same models: ``torch.export``, and Torch-Pruning used as documented.
 
-The stage ``compare`` of ``autoeidetic benchmark``, and ``benchmarks/speed.py analyze``.
+Used by the stage ``compare`` of ``autoeidetic benchmark``, and ``benchmarks/speed.py analyze``.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from torch import nn
 
 from ...common.inputs import CallInputs
 from .models import as_example, batch, build, example, logits
-from .runner import Record, limited, seconds_of, short
+from .runner import Record, error_line, seconds_of, time_limit
 
-WARM_UP = ("test_resnet", "test_vit")  # the second one when the first is what is measured
+WARM_UP = ("test_resnet", "test_vit")  # the second one if the first is being measured
 ROUNDS = 3
-LONGEST = 20  # seconds that one call may take when it is timed
-PATIENCE = 60  # seconds for Torch-Pruning to prune a model, once
+LONGEST = 20  # time limit of one timed call, in seconds
+PATIENCE = 60  # time limit for Torch-Pruning to prune a model, in seconds
 Action = Callable[[], object]
 
 
 def compare(name: str) -> Record:
-    """Seconds of each way, alternating: the median of three rounds after a warm-up."""
+    """Seconds of each tool: the median of three alternating rounds after a warm-up.
+
+    A tool that raises on a model is not tried again; its first error is recorded.
+    """
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     ways: dict[str, Callable[[nn.Module], Action]] = {
@@ -42,6 +45,7 @@ def compare(name: str) -> Record:
     model = build(name)
     times: dict[str, list[float]] = {way: [] for way in ways}
     errors: dict[str, str] = {}
+    # Tools alternate, so that a machine that slows down affects all of them.
     for _ in range(ROUNDS):
         for way, prepare in ways.items():
             if way in errors:
@@ -49,10 +53,10 @@ def compare(name: str) -> Record:
             try:
                 action = prepare(model)
                 gc.collect()
-                with limited(LONGEST):
+                with time_limit(LONGEST):
                     times[way].append(seconds_of(action))
-            except Exception as error:  # whatever a tool may raise on a model
-                errors[way] = short(error)
+            except Exception as error:  # a tool may raise anything
+                errors[way] = error_line(error)
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "seconds": {way: median(t) for way, t in times.items() if t and way not in errors},
@@ -61,13 +65,13 @@ def compare(name: str) -> Record:
 
 
 def compare_and_prune(name: str) -> Record:
-    """The times, and how far Torch-Pruning comes with removing half of the channels."""
+    """The times, and how far Torch-Pruning gets when it removes half of the channels."""
     record = compare(name)
     return {**record, "torch_pruning": halve(name)} if has_torch_pruning() else record
 
 
 def has_torch_pruning() -> bool:
-    """Is it installed? It is in the extra ``bench``."""
+    """Whether Torch-Pruning, of the extra ``bench``, is installed."""
     return find_spec("torch_pruning") is not None
 
 
@@ -87,7 +91,7 @@ def _export(model: nn.Module) -> Action:
 
 
 def _dependency_graph(model: nn.Module) -> Action:
-    """Its graph and the groups found in it, which is what making a pruner does."""
+    """Build its graph and find its groups, which the constructor of a pruner does."""
     x = _single(model)
     with torch.no_grad():
         outputs = logits(model(*x.args, **x.kwargs)).shape[1]
@@ -108,7 +112,7 @@ def _pruner(model: nn.Module, x: CallInputs, outputs: int, **options: Any) -> An
 
 
 def _single(model: nn.Module) -> CallInputs:
-    """As its documentation has it: eval mode, gradients on, a batch of one."""
+    """A batch of one, with the model in eval mode and gradients on, as in its documentation."""
     model.eval()
     for parameter in model.parameters():
         parameter.requires_grad_(True)
@@ -120,10 +124,10 @@ def _single(model: nn.Module) -> CallInputs:
 def halve(name: str) -> Record:
     """Prune half of the channels by magnitude, as its example for timm models does.
 
-    Fused attention is off, the classifier is left out, the numbers of heads are given, and the
-    sizes that attention layers remember are put right afterwards. ``stage`` is how far it came:
-    "build" the graph, "group" the layers, "prune", "run", and "done" for a smaller model that
-    gives as many outputs as before.
+    Fused attention is off, the classifier is excluded, the numbers of heads are passed, and the
+    sizes stored in attention layers are corrected afterwards. ``stage`` is the step that failed:
+    "build" the graph, "group" the layers, "prune", "run"; or "done" for a smaller model with as
+    many outputs as before.
     """
     import timm
 
@@ -133,10 +137,10 @@ def halve(name: str) -> Record:
     timm.layers.set_fused_attn(False)
     record: Record = {"stage": "build"}
     try:
-        with limited(PATIENCE):
+        with time_limit(PATIENCE):
             _halve(build(name), record)
-    except Exception as error:  # whatever a tool may raise on a model
-        record["error"] = short(error)
+    except Exception as error:  # a tool may raise anything
+        record["error"] = error_line(error)
     finally:
         timm.layers.set_fused_attn(fused)
     return record
@@ -153,6 +157,7 @@ def _halve(model: nn.Module, record: Record) -> None:
     attentions = list(_attentions(model))
     heads = {weight: layer.num_heads for layer, weight in attentions}
     pruner = _pruner(model, x, before[1], num_heads=heads)
+    # `stage` is set before each step: after an exception it names the step that failed.
     size = sum(p.numel() for p in model.parameters())
     record["stage"] = "prune"
     pruner.step()

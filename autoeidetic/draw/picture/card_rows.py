@@ -1,13 +1,14 @@
-"""Rows: what is written on a card, and how much room that takes."""
+"""The rows of text on a card, and the size of a card."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from ..elements import Drawing, Node
-from .fold import Card, Frame
+from .folding import Card, Frame
 from .text import TIMES, count_text, shortened, size_text, width
 
+# Font sizes of names, notes and titles; heights of an ownership bar and a row; then widths.
 TEXT = 11.0
 NOTE = 9.5
 TITLE = 12.0
@@ -15,14 +16,15 @@ BAR = 5.0
 ROW = 20.0
 PADDING = 10.0
 MARK = 13.0
+_BOLD = 1.06  # width of bold text relative to normal text
 _SIGNS = {"aten.add": "+", "aten.mul": TIMES, "aten.sub": "-"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a card: a name, a note after it, marks at its end, and who owns it.
+    """One row of a card: a name, a note, marks at the end, and an ownership bar below.
 
-    ``groups`` are those it is coloured by. ``shares``: the part of each task, empty for none.
+    ``groups`` give its colours. ``shares``: the share of each task, empty without a bar.
     """
 
     name: str
@@ -40,11 +42,11 @@ class Row:
     def width(self) -> float:
         marks = MARK * (self.locked + self.nested)
         note = width(self.note, NOTE) + 8 if self.note else 0
-        return width(self.name, TEXT) * 1.06 + note + marks + 2 * PADDING
+        return width(self.name, TEXT) * _BOLD + note + marks + 2 * PADDING
 
 
 def is_sign(card: Card) -> bool:
-    """Is it drawn as a small circle with a sign in it?"""
+    """Whether the card is drawn as a small circle with an operator sign."""
     return len(card.nodes) == 1 and card.nodes[0].type in _SIGNS
 
 
@@ -53,11 +55,12 @@ def sign(card: Card) -> str:
 
 
 def rows_of(card: Card, drawing: Drawing) -> tuple[Row, ...]:
-    """The lines of a card."""
+    """The rows of a card: one for a closed module, else one for each node."""
     if card.closed is not None:
         module = card.closed
         count = f" {TIMES} {module.repeat.count}" if module.repeat else ""
         note = f"{module.type} · {count_text(module.parameters)}"
+        # A closed module shows the shares of all layers in it together.
         inside = [s for s in _layer_shares(drawing) if s.startswith(f"{module.path}.")]
         shares = _shares(drawing, inside)
         return (Row(shortened(module.name) + count, shortened(note), (), shares=shares),)
@@ -73,10 +76,11 @@ def _row(node: Node, drawing: Drawing) -> Row:
     elif node.kind == "operator":
         note = node.type if node.path else ""
     elif any(part.role == "norm" for part in node.groups):
-        note = node.type  # its result has the size of what it normalises
+        note = node.type  # its result has the size of its input, which needs no mention
     else:
         note = f"{node.type}  {size_text(node.shape)}".strip()
     own = tuple(dict.fromkeys(part.group for part in node.groups if part.role != "input"))
+    # A parameter of a container is owned under the parameter's or the container's path.
     layers = [node.path, node.path.rpartition(".")[0]] if node.type == "Parameter" else [node.path]
     known = [layer for layer in layers if layer in _layer_shares(drawing)][:1]
     return Row(
@@ -95,7 +99,7 @@ def _layer_shares(drawing: Drawing) -> dict[str, list[int]]:
 
 
 def _shares(drawing: Drawing, layers: list[str]) -> tuple[float, ...]:
-    """The part of the elements of some layers that each task owns."""
+    """The share of each task in the elements of some layers."""
     if not layers:
         return ()
     totals = drawing.ownership["sizes"]
@@ -115,7 +119,7 @@ def card_size(card: Card, drawing: Drawing) -> tuple[float, float]:
 
 
 def frame_title(frame: Frame) -> tuple[str, str]:
-    """Name and note in the upper left corner of a module."""
+    """Name and note in the upper left corner of an open module."""
     module = frame.module
     count = f" {TIMES} {frame.count}" if frame.count > 1 else ""
     return f"{shortened(module.name)}{count}", f"{shortened(module.type)} · " + count_text(
@@ -125,4 +129,4 @@ def frame_title(frame: Frame) -> tuple[str, str]:
 
 def title_width(frame: Frame) -> float:
     name, note = frame_title(frame)
-    return width(name, TITLE) * 1.06 + width(note, NOTE) + 34
+    return width(name, TITLE) * _BOLD + width(note, NOTE) + 34

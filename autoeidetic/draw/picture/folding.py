@@ -1,8 +1,10 @@
-"""Fold: what of a drawing is shown in a picture that nobody can click on.
+"""Folding: the reduced view of a drawing that a static picture shows.
 
-Of a run of equal blocks the first is shown, with their number. Modules deeper than asked for are
-shown as one card. A layer, the norm after it and the activation after that stand on one card,
-as long as nothing else reads or joins in between.
+- Of a run of equal blocks only the first is shown, with the number of blocks. Its nodes stand for
+  those in the same positions of the later blocks.
+- A module below the requested depth is shown as one card.
+- A layer, the norm after it and the activation after that share one card, as long as no other arrow
+  starts or ends between them.
 """
 
 from __future__ import annotations
@@ -12,14 +14,14 @@ from dataclasses import dataclass
 
 from ..elements import Drawing, Edge, Module, Node
 
-#: More cards than this are too many to read: deeper modules stay closed.
+#: Without a requested depth, modules are opened as long as there are at most this many cards.
 MOST_CARDS = 260
-_OPENS = ("input", "output", "failure")
+_ALWAYS_ALONE = ("input", "output", "failure")
 
 
 @dataclass(frozen=True)
 class Card:
-    """A box without boxes in it: a stack of nodes, or a closed module."""
+    """A box without inner boxes: a stack of nodes, or a closed module."""
 
     id: str
     frame: str
@@ -29,7 +31,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Frame:
-    """An open module; ``count`` tells how many equal blocks it stands for."""
+    """An open module; ``count`` is the number of equal blocks it stands for."""
 
     id: str
     parent: str | None
@@ -49,7 +51,7 @@ class Link:
 
 @dataclass(frozen=True)
 class View:
-    """All that is shown."""
+    """Everything that a picture shows."""
 
     drawing: Drawing
     frames: tuple[Frame, ...]
@@ -58,10 +60,11 @@ class View:
 
 
 def fold(drawing: Drawing, depth: int | None = None) -> View:
-    """What is shown when modules are opened to this depth; by default as deep as is readable."""
+    """The view with modules opened to this depth; by default as deep as it stays readable."""
     tree = _Tree(drawing)
     if depth is not None:
         return tree.view(depth)
+    # The number of cards grows with the depth, so the first depth with too many ends the search.
     view = tree.view(1)
     for deeper in range(2, tree.depth + 1):
         further = tree.view(deeper)
@@ -72,7 +75,11 @@ def fold(drawing: Drawing, depth: int | None = None) -> View:
 
 
 class _Tree:
-    """The modules of a drawing with the nodes in them, and who stands for whom."""
+    """The modules of a drawing with their nodes.
+
+    ``hidden``: modules in later blocks of a run; ``stands_for``: node of a later block -> the node
+    that is shown in its place.
+    """
 
     def __init__(self, drawing: Drawing) -> None:
         self.drawing = drawing
@@ -86,7 +93,7 @@ class _Tree:
         self.stands_for = self._stand_ins()
 
     def _ancestors(self, module: str) -> list[str]:
-        """A module and all around it, the innermost first."""
+        """A module and all modules around it, the innermost first."""
         found = []
         here: str | None = module
         while here is not None:
@@ -104,7 +111,10 @@ class _Tree:
         return hidden
 
     def _stand_ins(self) -> dict[str, str]:
-        """For each node of a later block the one in the same place of the first block."""
+        """Node of a later block -> the node at the same position of the first block.
+
+        Blocks of a run have equal structures, so nodes at equal positions correspond.
+        """
         inside: dict[str, list[str]] = defaultdict(list)
         for node in self.drawing.nodes:
             for around in self._ancestors(node.module):
@@ -119,11 +129,12 @@ class _Tree:
         return found
 
     def _run(self, node: str) -> dict[str, int]:
-        """For every run that a node is in, by its first block, the number of its block."""
+        """First block of each run that contains a node -> the number of the node's block."""
         repeats = [self.modules[m].repeat for m in self._ancestors(self.home[node])]
         return {repeat.of: repeat.index for repeat in repeats if repeat is not None}
 
     def view(self, depth: int) -> View:
+        """The view with modules opened to a depth."""
         closed = self._closed(depth)
         frames = tuple(
             Frame(m.id, m.parent, m, m.repeat.count if m.repeat else 1)
@@ -131,9 +142,11 @@ class _Tree:
             if m.id not in self.hidden and self.level[m.id] < depth
         )
         shown = [n for n in self.drawing.nodes if n.id not in self.stands_for]
+        # Node -> what shows it: itself, or the closed module around it.
         place = {n.id: closed.get(n.module, n.id) for n in shown}
         links = self._links(place)
         stacks = _stacks([n for n in shown if place[n.id] == n.id], links)
+        # Cards in the order of their first node; a stack is added with its first node.
         cards, card_of = [], {}
         for node in shown:
             at = place[node.id]
@@ -147,10 +160,10 @@ class _Tree:
                 stack = stacks[node.id]
                 cards.append(Card(node.id, node.module, stack))
                 card_of |= {part.id: node.id for part in stack}
-        return View(self.drawing, frames, tuple(cards), _between(links, card_of))
+        return View(self.drawing, frames, tuple(cards), _card_links(links, card_of))
 
     def _closed(self, depth: int) -> dict[str, str]:
-        """For each module that is not open the closed one that it is, or lies in."""
+        """Module that is not open -> the closed module that it is or lies in."""
         found = {}
         for module in self.drawing.modules:
             around = self._ancestors(module.id)
@@ -160,12 +173,17 @@ class _Tree:
         return found
 
     def _links(self, place: dict[str, str]) -> list[Edge]:
-        """The edges between what is shown; those from block to block of one run are left out."""
+        """Edges between shown nodes and closed modules, without those between blocks of a run.
+
+        Edges of later blocks coincide with those of the first block. They determine the groups of
+        an edge only if the first block has no such edge, as with the edge that leaves a run.
+        """
         found: dict[tuple[str, str, str], dict[str, None]] = {}
         later: dict[tuple[str, str, str], dict[str, None]] = {}
         for edge in self.drawing.edges:
             source = place[self.stands_for.get(edge.source, edge.source)]
             target = place[self.stands_for.get(edge.target, edge.target)]
+            # A closed module hides its inner edges; the count at a run stands for its inner edges.
             if source == target or self._within_a_run(edge):
                 continue
             found.setdefault((source, target, edge.kind), {})
@@ -181,7 +199,7 @@ class _Tree:
 
 
 def _stacks(nodes: list[Node], links: list[Edge]) -> dict[str, tuple[Node, ...]]:
-    """Nodes that stand on one card, by the first of them."""
+    """First node of each card -> all nodes that are stacked on it."""
     leaving: dict[str, list[Edge]] = defaultdict(list)
     arriving: dict[str, list[Edge]] = defaultdict(list)
     for link in links:
@@ -192,6 +210,7 @@ def _stacks(nodes: list[Node], links: list[Edge]) -> dict[str, tuple[Node, ...]]
     home: dict[str, str] = {}
     for node in nodes:
         above = arriving[node.id]
+        # Nodes come in the order of execution, so the source is on a card already.
         if len(above) == 1 and _may_stack(node, by_id.get(above[0].source), above[0], leaving):
             first = home[above[0].source]
             home[node.id] = first
@@ -203,14 +222,15 @@ def _stacks(nodes: list[Node], links: list[Edge]) -> dict[str, tuple[Node, ...]]
 
 
 def _may_stack(node: Node, above: Node | None, link: Edge, leaving: dict[str, list[Edge]]) -> bool:
+    """Whether a node goes on the card of its only source, which has no other reader."""
     if above is None or len(leaving[above.id]) > 1 or node.module != above.module:
         return False
-    if node.kind in _OPENS or above.kind in _OPENS or above.type == "Parameter":
+    if node.kind in _ALWAYS_ALONE or above.kind in _ALWAYS_ALONE or above.type == "Parameter":
         return False
     return link.kind in ("coupled", "normalises")
 
 
-def _between(links: list[Edge], card_of: dict[str, str]) -> tuple[Link, ...]:
+def _card_links(links: list[Edge], card_of: dict[str, str]) -> tuple[Link, ...]:
     found: dict[tuple[str, str, str], dict[str, None]] = {}
     for link in links:
         source, target = card_of[link.source], card_of[link.target]

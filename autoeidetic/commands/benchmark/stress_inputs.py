@@ -1,4 +1,4 @@
-"""What the torture shows a model, and weights that hide nothing."""
+"""Inputs and weights of the stress test."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch.utils import _pytree as pytree
 from ...common.inputs import CallInputs
 from .models import batch
 
-SMALL = (96, 128, 112)  # pixels tried before a model's own size, for speed
+SMALL = (96, 128, 112)  # image sizes tried before a model's own, for speed
 CLASSES = 10
 
 
 def small_batch(model: nn.Module) -> CallInputs:
-    """Images of the smallest size that the model takes as it is, in eval and in train mode.
+    """A batch of images of the first size that the model accepts in eval and in train mode.
 
-    Other inputs than images are of the model's own size.
+    Inputs other than images have the model's own size.
     """
     inputs = batch(model)
     if inputs.kwargs or inputs.args[0].dim() != 4:
@@ -26,13 +26,13 @@ def small_batch(model: nn.Module) -> CallInputs:
     count, channels, *own = inputs.args[0].shape
     for size in SMALL:
         x = torch.randn(count, channels, size, size)
-        if size < min(own) and _takes(model, x):
+        if size < min(own) and _accepts(model, x):
             return CallInputs((x,), {})
     return inputs
 
 
 def varied(inputs: CallInputs) -> CallInputs:
-    """Other inputs: noise on numbers, a few words exchanged."""
+    """Varied inputs: noise is added to floats, some token ids are exchanged."""
     args, kwargs = pytree.tree_map_only(Tensor, _varied, (inputs.args, inputs.kwargs))
     return CallInputs(args, kwargs)
 
@@ -44,26 +44,26 @@ def _varied(x: Tensor) -> Tensor:
     return torch.where(torch.rand(x.shape) < 0.2, shuffled, x)
 
 
-def _takes(model: nn.Module, x: Tensor) -> bool:
+def _accepts(model: nn.Module, x: Tensor) -> bool:
     try:
         with torch.no_grad():
             for mode in (model.eval(), model.train()):
                 mode(x)
-    except Exception:  # whatever a model raises at a size that is not its own
+    except Exception:  # a model may raise anything at another size
         return False
     return True
 
 
 def randomize(model: nn.Module) -> None:
-    """No ones, no zeros: affine parameters, layer scales, biases and running statistics.
+    """Randomise constant values: affine parameters, layer scales, biases, running statistics.
 
-    A norm with weight 1 and bias 0 or a residual branch that starts at 0 would hide what leaks.
-    Weights that are random already stay, so that signals keep their size.
+    A norm with weight 1 and bias 0, or a residual branch that starts at 0, would hide a leak.
+    Weights that are already random stay, so that signals keep their scale.
     """
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() <= 1 or bool((parameter == parameter.flatten()[0]).all()):
-                parameter.copy_(_shaken(parameter))
+                parameter.copy_(_randomized(parameter))
         for name, buffer in model.named_buffers():
             if name.endswith("running_mean"):
                 buffer.normal_(0, 0.2)
@@ -71,8 +71,8 @@ def randomize(model: nn.Module) -> None:
                 buffer.uniform_(0.5, 1.5)
 
 
-def _shaken(parameter: Tensor) -> Any:
-    """Around what it was when that was large; small but not zero otherwise."""
+def _randomized(parameter: Tensor) -> Any:
+    """Random values around the mean if that is large; otherwise small and not zero."""
     center = float(parameter.float().mean())
     if abs(center) < 0.1:
         return torch.empty_like(parameter).uniform_(0.05, 0.2) * _signs(parameter)

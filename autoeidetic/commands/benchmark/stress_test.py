@@ -1,6 +1,7 @@
-"""No bit moved: three tasks in a row, with hostile optimizers, on one model.
+"""The stage ``verify``: three tasks in a row on one model, with hostile optimizers.
 
-The stage ``verify`` of ``autoeidetic benchmark``. benchmarks/README.md tells what is done.
+After every phase the outputs of finished tasks must be the same bits as before. The steps are
+described in benchmarks/README.md.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from ...common.bits import different
 from ...common.inputs import CallInputs
 from ...tasks.snapshot import Snapshot
 from .models import as_example, build, logits
-from .runner import Record, is_lack_of_memory, seconds_of, short
-from .torture_models import CLASSES, randomize, small_batch, varied
+from .runner import Record, error_line, is_lack_of_memory, seconds_of
+from .stress_inputs import CLASSES, randomize, small_batch, varied
 
-STEPS = 2  # with each optimizer
-CLIP = 5.0  # norm of the gradient: two images make the gradients of some norms huge
-LARGEST = 1e4  # output that is still a sensible one
-RATES = (1e-2, 1e-3, 1e-4)  # the next one when a model diverges
+STEPS = 2  # training steps with each optimizer
+CLIP = 5.0  # gradient norm: norms over two images can produce huge gradients
+LARGEST = 1e4  # larger outputs count as divergence
+RATES = (1e-2, 1e-3, 1e-4)  # tried in this order until a model does not diverge
 
 
 class DivergenceError(Exception):
@@ -34,7 +35,7 @@ class DivergenceError(Exception):
 
 
 def measure(name: str) -> Record:
-    """Torture one model, at a lower rate when it diverges."""
+    """Run the test on one model, with a lower learning rate when it diverges."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     from ...errors import NonFiniteError
@@ -43,20 +44,23 @@ def measure(name: str) -> Record:
     for rate in RATES:
         record: Record = {"rate": rate, "diverged": diverged, "phase": "build"}
         try:
-            record["seconds"] = seconds_of(partial(_torture, name, record))
+            record["seconds"] = seconds_of(partial(_run, name, record))
         except (DivergenceError, NonFiniteError) as error:
-            diverged.append(f"at {record['rate']:g} in {record['phase']}: {short(error)}")
+            diverged.append(f"at {record['rate']:g} in {record['phase']}: {error_line(error)}")
             continue
-        except Exception as error:  # whatever a model or the library may raise
+        except Exception as error:  # a model or the library may raise anything
             if is_lack_of_memory(error):
                 raise
-            record["error"] = f"{record['phase']}: {short(error)}"
+            record["error"] = f"{record['phase']}: {error_line(error)}"
         return record
     return {**record, "error": f"diverged at every rate, last {diverged[-1]}"}
 
 
-def _torture(name: str, record: Record) -> None:
-    """Fill the record as the phases go by, so that a failure leaves what was known."""
+def _run(name: str, record: Record) -> None:
+    """Train, prune and finish three tasks.
+
+    The record is filled phase by phase, so that it is kept up to a failure.
+    """
     import autoeidetic
 
     torch.manual_seed(0)
@@ -77,10 +81,13 @@ def _torture(name: str, record: Record) -> None:
     record["free"] = net.capacity().free
     watch.refer(0)
 
+    # One optimizer with momentum lives through tasks 1 and 2: its buffers, filled by task 1, would
+    # move frozen values in task 2 if they were not protected.
     carried = torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9)
     with watch.phase("task 1 prepared"):
         net.prepare_for_task(1, num_classes=7, on_full="reuse")
         adopt(carried, net)
+    # A snapshot on disk, because a second copy of a giant does not fit into memory.
     before = Snapshot(dict(net.backbone.named_parameters()))
     with watch.phase("task 1 trained with AdamW"):
         train(net, x, 7, torch.optim.AdamW(net.parameters(), lr=rate, weight_decay=0.5))
@@ -112,7 +119,7 @@ def _torture(name: str, record: Record) -> None:
 
 
 class Watch:
-    """Compares the finished tasks' outputs with what they were, after every phase."""
+    """Compares the outputs of finished tasks with their references after every phase."""
 
     def __init__(self, net: Any, x: CallInputs, record: Record) -> None:
         self.net, self.x, self.record = net, x, record
@@ -129,20 +136,25 @@ class Watch:
                 self.record["moved"].append({"phase": name, "task": task, "elements": bits})
 
     def refer(self, task: int) -> None:
-        """Take the outputs of a task as what they must stay, if they can tell anything."""
+        """Store the outputs of a task as its reference.
+
+        Uninformative outputs are rejected: too large, the same for both images, or not repeatable.
+        """
         reference = self.answer(task)
         largest = max(float(leaf.abs().max()) for leaf in reference)
         if not largest < LARGEST:
             raise DivergenceError(f"an output of task {task} is {largest:g}")
         if any(differing(leaf[0], leaf[1]) == 0 for leaf in reference):
-            raise ValueError(f"task {task} answers two images alike, which proves nothing")
+            raise ValueError(
+                f"task {task} gives the same outputs for two images, which proves nothing"
+            )
         if any(map(differing, reference, self.answer(task))):
-            raise ValueError(f"task {task} answers the same images differently the second time")
+            raise ValueError(f"task {task} gives other outputs for the same images the second time")
         self.references[task] = reference
         self.record["largest"] = largest
 
     def answer(self, task: int) -> list[Tensor]:
-        """The outputs in eval mode; the network goes back to training mode."""
+        """The outputs of a task in eval mode; the network returns to training mode."""
         self.net.eval()
         with torch.no_grad():
             output = self.net(*self.x.args, **self.x.kwargs, task=task)
@@ -151,7 +163,7 @@ class Watch:
 
 
 def train(net: Any, x: CallInputs, classes: int, optimizer: torch.optim.Optimizer) -> None:
-    """A few ordinary steps in train mode, on inputs that change and random labels."""
+    """A few training steps on varied inputs with random labels."""
     net.train()
     for _ in range(STEPS):
         shown = varied(x)
@@ -163,11 +175,11 @@ def train(net: Any, x: CallInputs, classes: int, optimizer: torch.optim.Optimize
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), CLIP)
         optimizer.step()
-    optimizer.zero_grad()  # gradients of a giant take memory that what follows needs
+    optimizer.zero_grad()  # frees the memory of the gradients
 
 
 def adopt(optimizer: torch.optim.Optimizer, net: nn.Module) -> None:
-    """Give an optimizer the parameters it does not have yet: a new task's head."""
+    """Add parameters that the optimizer does not have yet: the head of a new task."""
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     new = [p for p in net.parameters() if id(p) not in known]
     if new:
@@ -175,14 +187,14 @@ def adopt(optimizer: torch.optim.Optimizer, net: nn.Module) -> None:
 
 
 def differing(left: Tensor, right: Tensor) -> int:
-    """How many elements are not the same, bit for bit."""
+    """The number of elements whose bits differ."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return max(left.numel(), right.numel())
     return int(different(left, right).sum())
 
 
 def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
-    """The share of elements that training changed: a network that stands still proves nothing."""
+    """The share of elements that training changed; without changes the test proves nothing."""
     total = sum(tensor.numel() for tensor in after.values())
     return sum(differing(before[key], after[key]) for key in after if key in before) / total
 
@@ -192,7 +204,7 @@ def is_ok(record: Record) -> bool:
 
 
 def cause(record: Record) -> str:
-    """Why a record is not a pass."""
+    """Why a record does not pass; empty when it does."""
     parts = [record["error"]] if "error" in record else []
     parts += [
         f"{m['elements']} elements of task {m['task']} moved in {m['phase']!r}"
