@@ -107,7 +107,19 @@ def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("page", PAGES, ids=title)
 def test_every_block_is_one_that_is_tested(page: Path) -> None:
-    assert {block.language for block in fenced(page)} <= {"python", "bash", "bibtex"}
+    assert {block.language for block in fenced(page)} <= {"python", "bash", "bibtex", "diff"}
+
+
+@pytest.mark.parametrize("number", range(4), ids=["rule", "score", "router", "command"])
+def test_diffs_apply(number: int) -> None:
+    """The diffs for contributors fit the present tree; each stands for itself."""
+    diffs = blocks(ROOT / "CONTRIBUTING.md", "diff")
+    assert len(diffs) == 4
+    command = ["git", "apply", "--check", "-"]
+    result = subprocess.run(
+        command, cwd=ROOT, input=diffs[number], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
 
 
 def test_the_example_of_the_readme_has_ten_lines() -> None:
