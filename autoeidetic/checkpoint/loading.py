@@ -20,7 +20,7 @@ from ..convert import convert
 from ..enforce.derive import slots
 from ..errors import AutoeideticError, CheckpointError, InputError
 from ..net import EideticNet, Task
-from ..routing import restore, to_be_found, view
+from ..routing import restore, routable_tasks, view
 from . import rebuild
 from .context import undisturbed
 from .example import decode_calls, dtype_of
@@ -192,7 +192,7 @@ def _take_over_router(net: EideticNet, record: Record, tensors: Mapping[str, Ten
             raise CheckpointError(fact, remedy=_AGAIN)
         return
     kind, tasks = record.router.kind, record.router.tasks
-    if not 0 < tasks <= len(to_be_found(net)):
+    if not 0 < tasks <= len(routable_tasks(net)):
         raise CheckpointError(f"the file has a router for {tasks} finished tasks", remedy=_AGAIN)
     try:
         net.router = restore(kind, own, view(net, tasks))

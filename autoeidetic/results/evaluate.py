@@ -18,7 +18,7 @@ from ..common.batches import call, split, to_device
 from ..common.digests import Digest, Hasher, combine
 from ..common.tables import html, line, number, table
 from ..errors import InputError, TaskError
-from ..routing import to_be_found
+from ..routing import routable_tasks
 from .metric import IGNORED, Accumulator, accumulator, first_tensor, judge, misfit, sums, whole
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def _routed(net: EideticNet) -> bool:
 
 
 def _note(net: EideticNet) -> str:
-    finished = len(to_be_found(net))
+    finished = len(routable_tasks(net))
     if net.router is None or net.router.tasks == finished:
         return ""
     return f"the router knows {net.router.tasks} of {finished} finished tasks: not measured"
@@ -260,7 +260,7 @@ class _Pass:
         self.reference, self.device = reference, device
         self.known, self.unknown = _Tally(), _Tally()
         self.asked, self.answered = Hasher(), Hasher()
-        self.routed = task.index in to_be_found(net) and _routed(net)
+        self.routed = task.index in routable_tasks(net) and _routed(net)
         self.samples = 0
 
     def run(self, loader: Iterable[Any], together: bool) -> TaskResult:

@@ -1,9 +1,10 @@
-"""Training: the loop of Eidetic Learning on any converted network."""
+"""Training: the loop of train, prune and recover that learns one task."""
 
 from .config import TrainConfig
 from .history import Epoch, TaskHistory
-from .loop import default_optimizer, train_task
-from .refresh import refresh_statistics
+from .optimizer import default_optimizer
+from .running_statistics import refresh_statistics
+from .train import train_task
 
 __all__ = [
     "Epoch",

@@ -1,9 +1,9 @@
-"""Refresh: running statistics of norms, estimated anew from data.
+"""Running statistics: those of norms, re-estimated from data for the current weights.
 
-In training a batch norm uses the statistics of the batch; in eval mode it uses running ones, which
-are averages over earlier steps. After few steps, or after a round of pruning, those describe
-weights that are no longer there, and accuracy in eval mode can be that of chance. So they are
-taken again, as plain averages over some batches with the weights as they are now.
+In train mode a batch norm uses the statistics of the batch; in eval mode it uses running ones,
+which are averages over earlier steps. After few steps, or after a round of pruning, those describe
+weights that no longer exist, and accuracy in eval mode can be that of chance. So they are
+re-estimated, as plain averages over some batches with the current weights.
 """
 
 from __future__ import annotations
@@ -29,30 +29,29 @@ if TYPE_CHECKING:
     from ..enforce.guard import Runtime
     from ..net import EideticNet
 
-#: How many batches suffice: a thousand samples of 32 in a batch give a mean to 3 % of its spread.
+#: Enough batches: a thousand samples, 32 in a batch, give a mean to 3 % of its spread.
 BATCHES = 32
-#: Batch and instance norms of torch, and what is derived from them in timm and elsewhere.
+#: Batch and instance norms of torch, and classes derived from them in timm and elsewhere.
 _NORMS = nn.modules.batchnorm._NormBase
 _COUNTER = "num_batches_tracked"
 
 
 @torch.inference_mode(mode=False)
 def refresh_statistics(net: EideticNet, loader: Iterable[Any], *, batches: int = BATCHES) -> None:
-    """Estimate the running statistics of batch norms anew, for the weights as they are now.
+    """Re-estimate the running statistics of batch norms for the current weights.
 
-    For a loop of one's own: before accuracy is measured in eval mode, and before ``finish_task``.
-    :meth:`train_task` does it by itself. Channels of finished tasks keep their statistics bit for
-    bit; parameters, gradients, modes and random generators stay as they are. Norms run in train
-    mode, everything else (dropout) in eval mode, for the statistics are for use in eval mode. A
-    network without running statistics reads no batch.
+    Call it in a custom training loop before accuracy is measured in eval mode, and before
+    ``finish_task``; :meth:`train_task` does so by itself. Channels of finished tasks keep their
+    statistics bit for bit; parameters, gradients, modes and random generators stay as they are.
+    Norms run in train mode and everything else (dropout) in eval mode, because the statistics are
+    used in eval mode. For a network without running statistics no batch is read.
 
     Args:
         loader: batches of training data: (inputs, targets), or inputs alone; inputs are a tensor,
             a tuple or a dict.
-        batches: how many of them are read at most: the first ones, or of a list some that are
-            spread evenly.
+        batches: the most batches to read: the first ones, or evenly spaced ones of a list.
 
-    With several processes all of them call it, each reads its part, and all get the average.
+    With several processes all must call it; each reads its part, and all get the average.
 
     Example:
         >>> import torch, autoeidetic
@@ -69,7 +68,7 @@ def refresh_statistics(net: EideticNet, loader: Iterable[Any], *, batches: int =
 
     Raises:
         TaskError: no task is open.
-        InputError: the loader gives no batches, or none of this kind.
+        InputError: the loader gives no batches, or something else than batches.
         NonFiniteError: statistics would be infinite or NaN; they stay as they were.
     """
     if net.open_task is None:
@@ -78,7 +77,9 @@ def refresh_statistics(net: EideticNet, loader: Iterable[Any], *, batches: int =
             remedy=f"call prepare_for_task({len(net.tasks)}) first",
         )
     if (whole_number(batches) or 0) < 1:
-        raise InputError(f"batches={batches!r} is not a number of batches", remedy="pass 32, say")
+        raise InputError(
+            f"batches={batches!r} is not a number of batches", remedy="pass 32, for example"
+        )
     check_loader(loader, "loader")
     device = next(net.parameters()).device
 
@@ -89,7 +90,7 @@ def refresh_statistics(net: EideticNet, loader: Iterable[Any], *, batches: int =
 
 
 def _inputs(batch: Any) -> Any:
-    """What the network is called on; targets are not needed."""
+    """The inputs of a batch; targets are not needed."""
     if isinstance(batch, (tuple, list)):
         if len(batch) not in (1, 2):
             raise InputError(
@@ -106,10 +107,10 @@ def _inputs(batch: Any) -> Any:
 
 @dataclass
 class _Norm:
-    """A module that holds running statistics of free channels.
+    """A module with running statistics of free channels.
 
-    ``tensors`` are its statistics with the elements that are free (None: all of them), ``calls``
-    counts its calls in the estimate.
+    ``tensors`` maps the name of each statistic to its tensor and a mask of the free elements (None:
+    all are free). ``calls`` counts the calls of the module during the estimate.
     """
 
     path: str
@@ -123,7 +124,7 @@ def estimate(
 ) -> None:
     """Average the statistics of free channels over some batches; ``forward`` runs the network.
 
-    Either all of them are estimated or, when something fails, none.
+    Either all statistics are replaced or, if something fails, none.
     """
     norms = _lagging(net)
     if not norms:
@@ -142,16 +143,17 @@ def estimate(
 
 
 def _lagging(net: EideticNet) -> list[_Norm]:
-    """The norms whose statistics follow the weights: none without free channels.
+    """The norms whose statistics follow the weights: those with free channels.
 
-    A norm that its model keeps in eval mode while it trains, or whose momentum is zero, has the
-    statistics that it is meant to have.
+    Norms that the model keeps in eval mode while it trains, or whose momentum is zero, are left
+    out: their statistics are fixed on purpose.
     """
     free = net.free
     found: dict[str, _Norm] = {}
     names = {name: free.elements(name) for name in net.blueprint.plan.buffers}
     names = {name: mask for name, mask in names.items() if mask is not None and bool(mask.any())}
-    if not any(task.finished for task in net.tasks):  # from then on they are frozen as a whole
+    # Statistics that belong to no unit are frozen as a whole when the first task is finished.
+    if not any(task.finished for task in net.tasks):
         names |= dict.fromkeys(name for name in net.blueprint.constants if _is_running(net, name))
     for name, mask in names.items():
         path, _, leaf = name.rpartition(".")
@@ -168,7 +170,7 @@ def _lagging(net: EideticNet) -> list[_Norm]:
 
 
 def _is_running(net: EideticNet, name: str) -> bool:
-    """Statistics that a norm of somebody's own updates and computes with (timm's EvoNorm)."""
+    """Is this a running statistic of a custom norm (timm's EvoNorm)?"""
     path, _, leaf = name.rpartition(".")
     return leaf.startswith("running_") and "momentum" in vars(net.backbone.get_submodule(path))
 
@@ -199,10 +201,10 @@ def _modes(net: EideticNet, norms: list[_Norm]) -> Iterator[None]:
 
 @contextmanager
 def _counting(norms: list[_Norm], runtime: Runtime) -> Iterator[None]:
-    """Each call of a norm counts the same: its momentum is one divided by the calls so far.
+    """Make norms compute plain averages: before call n, the momentum is set to 1 / n.
 
-    That is what ``momentum=None`` means for a batch norm, and it holds for instance norms, too. A
-    run for a level in which nothing learns updates nothing, and does not count.
+    That is what ``momentum=None`` means for a batch norm; instance norms do not support it. A run
+    for a level in which nothing learns updates no statistics, and is not counted.
     """
 
     def counted(norm: _Norm) -> Callable[[Any, Any], None]:
@@ -232,32 +234,34 @@ def _counting(norms: list[_Norm], runtime: Runtime) -> Iterator[None]:
 
 @contextmanager
 def _put_back_on_failure(net: EideticNet, norms: list[_Norm]) -> Iterator[None]:
+    """Restore all statistics if an exception passes."""
     tensors = [tensor for norm in norms for tensor, _ in norm.tensors.values()]
     counters = [norm.module._buffers.get(_COUNTER) for norm in norms]
     tensors += [counter for counter in counters if counter is not None]
     before = [tensor.clone() for tensor in tensors]
     try:
         yield
-    except BaseException:  # also when it is interrupted
+    except BaseException:  # KeyboardInterrupt, too
         for tensor, values in zip(tensors, before, strict=True):
             tensor.copy_(values)
         raise
 
 
 def _eager() -> AbstractContextManager[Any]:
-    """A compiled network is not compiled again for each momentum."""
+    """Run a compiled network eagerly: each new momentum would cause a recompilation."""
     compiles = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if compiles else nullcontext()
 
 
 def _some(loader: Any, number: int) -> Iterable[Any]:
+    """At most ``number`` batches; of a list evenly spaced ones, as it may be sorted by class."""
     if isinstance(loader, (list, tuple)) and len(loader) > number:
         return (loader[each * len(loader) // number] for each in range(number))
     return itertools.islice(loader, number)
 
 
 def _average(norms: list[_Norm]) -> None:
-    """Over all processes, weighted by what each has seen."""
+    """Average over all processes, weighted by the number of calls in each."""
     if distributed.count() == 1:
         return
     for norm in norms:
@@ -283,7 +287,7 @@ def _check_finite(norms: list[_Norm]) -> None:
 
 
 def no_batches() -> InputError:
-    """Nothing could be read."""
+    """The error for a loader that gives nothing."""
     return InputError(
         "the loader gave no batches",
         remedy="pass one that has some and can be read again and again, such as a DataLoader or a "
