@@ -120,7 +120,8 @@ def view(net: EideticNet, tasks: int) -> View:
     for head in net.blueprint.heads:
         if head.leaf is not None:
             continue
-        # The body before a nested head depends on the task: every task has features of its own.
+        # The module around a nested head mixes channels and runs on what one task may see, so its
+        # features differ from task to task.
         for run in numbers if head.nested else [None]:
             readers = numbers if run is None else (run,)
             block, seen = _block(net, head, run, readers)

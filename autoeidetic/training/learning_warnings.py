@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..common import distributed
-from ..results.metric import IGNORED, first_tensor, whole
+from ..results.metric import IGNORED, first_tensor, holds_class_numbers
 
 #: With fewer targets, chance and learning cannot be told apart.
 _ENOUGH = 100
@@ -33,7 +33,7 @@ class Targets:
     def update(self, output: Any, target: Any) -> None:
         """Count a batch for which :func:`~autoeidetic.results.metric.accuracy` is defined."""
         output, target = first_tensor(output, "output"), first_tensor(target, "target").detach()
-        if not whole(target):
+        if not holds_class_numbers(target):
             self._number += int((~target.isnan()).sum())
             return
         target = target[target != IGNORED].flatten().cpu()
