@@ -57,6 +57,8 @@ class Bitwise:
             for result in results:
                 task, by, digest = result["task"], result.get("answered_by"), result["digest"]
                 if digest is not None:
+                    # A task and a revisit that answers for it have different outputs by design,
+                    # so they are compared separately.
                     own = kept.setdefault((task, -1 if by is None else by), Kept(task, {}, {}, by))
                     own.inputs[after] = digest["inputs"]
                     own.outputs[after] = digest["outputs"]

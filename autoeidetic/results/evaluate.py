@@ -80,7 +80,7 @@ def evaluate(
             began = time.perf_counter()
             own = metric[task.index] if isinstance(metric, Mapping) else metric
             measure = accumulator(own, device=device, together=together)
-            measure.reset()
+            measure.reset()  # a metric object may have been used before
             measurement = TaskMeasurement(
                 net,
                 task,

@@ -59,6 +59,7 @@ def rendered(figure: Figure, form: str) -> bytes:
         text.set_parse_math(False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        # Without a date in the file, the same figure gives the same bytes.
         target = io.BytesIO()
         metadata = {"Date": None} if form == "svg" else {}
         figure.savefig(target, format=form, dpi=200, bbox_inches="tight", metadata=metadata)

@@ -103,12 +103,14 @@ class Mean:
                 f"metric '{self.name}' returned a {type(value).__qualname__}",
                 remedy="return a number, or a tensor with one for every sample",
             ) from error
+        # One number for the whole batch: the last batch may be smaller, so weigh by samples.
         samples = len(first_tensor(target, "target"))
         self._sum += number * samples
         self._count += samples
 
     def compute(self) -> float:
         pair = [self._sum, float(self._count)]
+        # Sums are exchanged, not means: processes may have different numbers of samples.
         value, count = sums(torch.tensor(pair, dtype=torch.float64), self._together).tolist()
         return value / count if count else math.nan
 
@@ -197,6 +199,7 @@ def judge(output: Any, target: Any) -> Judged:
 
 
 def _one_of(output: Tensor, target: Tensor) -> Judged:
+    # output: [N, classes, *positions]; target: [N, *positions].
     known = target != IGNORED
     right = output.argmax(1) == target
     return Judged(right[known], target[known], output.shape[1])
@@ -204,6 +207,8 @@ def _one_of(output: Tensor, target: Tensor) -> Judged:
 
 def _several(output: Tensor, target: Tensor) -> Judged:
     """Multi-label targets: labels along dimension 1, or a single label without that dimension."""
+    # output and target: [N, labels, *positions], or [N] for a single label. An output above 0 is a
+    # probability above 0.5 of binary cross entropy with logits.
     known = ~target.isnan()
     right = (output > 0) == (target > 0.5)
     classes = output.shape[1] if output.dim() > 1 else 1

@@ -208,6 +208,7 @@ def capacity_by_group(
     shares = [[*whole["tasks"], whole["free"]]]
     shares += [[n / max(g["size"], 1) for n in (*g["tasks"], g["free"])] for g in groups]
     labels = ["all parameters", *(f"{short(g['name'], 34)} ({g['size']})" for g in groups)]
+    # One bar for the whole network on top, a gap, then one bar per group.
     places = [0.0, *(n + 1.5 for n in range(len(groups)))]
     figure, (ax,) = new_figure(WIDTH, 1.3 + 0.19 * len(places))
     _stack(ax, places, shares, [*names, "free"])

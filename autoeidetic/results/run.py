@@ -261,6 +261,7 @@ class Run:
         self._check_last(row["task"])
         self._rows[key(row)] = row
         self._fresh.add(key(row))
+        # The position in the table is the step: a repeated epoch gets the same one again.
         self._board.epoch(row, list(self._rows).index(key(row)))
 
     def _check_last(self, task: int) -> None:
@@ -289,6 +290,7 @@ class Run:
     def to_dict(self) -> Row:
         """Everything in results.json."""
         matrix = self.matrix
+        # Forward transfer needs the accuracy alone of every finished task.
         complete = len(matrix) > 0 and set(self._alone) >= set(range(len(matrix)))
         alone = {task: self._alone[task] for task in range(len(matrix)) if complete}
         metrics = [record["evaluation"]["metric"] for record in self._tasks.values()]

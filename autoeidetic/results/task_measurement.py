@@ -98,6 +98,7 @@ class TaskMeasurement:
         # Open tasks still change: only finished ones have outputs worth a digest.
         if self.task.finished and self.reference is None:
             self.input_hash.update(inputs)
+        # Inputs are hashed as the loader gave them, before they move to a device.
         inputs, target = to_device(inputs, self.device), to_device(target, self.device)
         output = call(self.net, inputs, task=self.task.index)
         if self.task.finished and self.reference is None:
@@ -118,6 +119,7 @@ class TaskMeasurement:
         tasks, found = predicted.task.cpu(), predicted.label.cpu()
         confusion += torch.bincount(tasks, minlength=len(self.net.tasks))
         if holds_class_numbers(label) and found.shape == label.shape and len(shape) > 1:
+            # The task is found per input, the label per position: broadcast over positions.
             mine = (tasks == self.task.index).view(-1, *[1] * (label.dim() - 1))
             right, counts = mine & (found == label), label != IGNORED
             self.task_unknown.add(right[counts], label[counts], shape[1])

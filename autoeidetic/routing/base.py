@@ -151,6 +151,7 @@ def router(name: str) -> Callable[[type[Router]], type[Router]]:
             raise InputError(
                 f"there is a router {name!r} already", remedy="register it by another name"
             )
+        # A file stores the name of the kind, so a class must have exactly one.
         if "kind" in vars(kind):
             raise InputError(
                 f"{kind.__qualname__} is the router {kind.kind!r} already",
@@ -190,6 +191,8 @@ def restore(kind: str, tensors: Mapping[str, Tensor], view: View) -> Router:
     Raises:
         InputError: there is no such kind, or the tensors do not fit it.
     """
+    # No options: they matter to ``fit`` only. ``keep`` checks the tensors, which may come from an
+    # edited file.
     made = make(kind, {})
     made.keep(tensors, view)
     return made
@@ -206,6 +209,7 @@ def _check(layout: Layout, tensors: Mapping[str, Tensor], sizes: Mapping[str, in
             raise InputError(
                 f"the router has a tensor {name!r}", remedy="the layout has no such name"
             )
+    # Custom sizes are not in ``sizes``; setdefault below takes them from their first tensor.
     known = dict(sizes)
     for name, (dtype, names) in expected.items():
         if name not in tensors:

@@ -32,6 +32,7 @@ def calibrate(scores: Tensor, tasks: Tensor, *, each: bool) -> tuple[Tensor, Ten
     spread = torch.where(spread > 0, spread, torch.ones_like(spread))
     # Fitted on standardised scores, where one penalty suits all; undone in the last two lines.
     standard = (scores - centre) / spread
+    # The scale is optimised as a logarithm, so it stays positive and never reverses a ranking.
     log_scale = torch.zeros(number if each else 1, dtype=torch.float64, requires_grad=True)
     offset = torch.zeros(number, dtype=torch.float64, requires_grad=each)
     free = [log_scale, offset] if each else [log_scale]

@@ -146,6 +146,8 @@ def _block(
     channels = head.inputs.shape[channel]
     masks = [net._visible[head.layer, task] for task in readers]
     seen = torch.stack([_channels_of(mask, channel, channels) for mask in masks])
+    # Masks have one element per channel, or more if only a part of a channel may be seen (a head
+    # that reads [channels, positions]). In that case hidden elements count as 0 in the mean.
     elements: Tensor | None = None
     if all(mask is not None and mask.numel() > mask.shape[channel] for mask in masks):
         elements = torch.stack([mask for mask in masks if mask is not None]).any(0)
@@ -157,6 +159,8 @@ def _channel(net: EideticNet, head: HeadPlan) -> int:
     """The dimension of the channels in the input of an output layer."""
     if head.layer == ATTACHED:
         return head.dim
+    # The units in the head's input vary along the channels. If they vary along several dimensions
+    # (or none), the layer decides: convolutions have channels second, linear layers last.
     dims = [dim for dim in varies(head.inputs) if dim > 0]
     if len(dims) == 1:
         return dims[0]
@@ -202,6 +206,7 @@ def observe(net: EideticNet, view: View, args: Any, kwargs: Any, *, outputs: boo
     ``outputs`` is False and the features are the same for all tasks.
     """
     answering = [net._answering(task) for task in view.numbers]
+    # Without blocks the outputs are the features. Blocks with a run need the pass of that task.
     needed = answering if outputs or not view.blocks else []
     needed = needed + [block.run for block in view.blocks if block.run is not None]
     asked = tuple(dict.fromkeys(needed or answering[:1]))

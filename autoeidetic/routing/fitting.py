@@ -37,6 +37,8 @@ def train(
     made = make(by, options)
     _check(net, loaders, made, settings)
     window = view(net, len(routable_tasks(net)))
+    # Tensors made in inference mode could not be trained on. Autocast would round what is learned,
+    # and the fit of the first process is sent to all, so that every process routes alike.
     with _own_random_numbers(settings.seed), torch.inference_mode(False):
         examples = [] if loaders is None else _read(net, loaders, made, window, settings)
         with torch.enable_grad(), torch.autocast(settings.device.type, enabled=False):
@@ -131,13 +133,14 @@ def _examples(
         seen = observe(net, window, args, kwargs, outputs=made.reads_outputs)
         found = made.look(seen)
         check_finite(found, about)
-        rows.append(found.cpu())
+        rows.append(found.cpu())  # [inputs, numbers]: small, while the inputs may not fit
         labels.append(_labels(answer, len(found)))
         bar.update()
     rows = list(chain(*distributed.share(rows)))
     labels = list(chain(*distributed.share(labels)))
     if not sum(len(found) for found in rows):
         raise InputError(f"the data{about} is empty", remedy="pass a loader that has batches")
+    # One batch without class numbers is enough to treat the whole task as unlabelled.
     known = [each for each in labels if each is not None]
     return Examples(torch.cat(rows), torch.cat(known) if len(known) == len(labels) else None)
 

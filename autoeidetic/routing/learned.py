@@ -65,13 +65,14 @@ class Learned(Router):
         rows = torch.cat([each.rows for each in examples])
         tasks = torch.cat([torch.full((len(e.rows),), t) for t, e in enumerate(examples)])
         mean, scale = _standard(rows)
-        rows = (rows - mean).mul_(scale).float()
+        rows = (rows - mean).mul_(scale).float()  # [examples of all tasks, width]
         weights = self._train(rows, tasks, view, settings)
         return {"mean": mean.float(), "scale": scale.float(), **weights}
 
     def _train(
         self, rows: Tensor, tasks: Tensor, view: View, settings: Settings
     ) -> dict[str, Tensor]:
+        # Plain tensors instead of modules: the result is a dictionary of buffers.
         generator = torch.Generator().manual_seed(settings.seed)
         weights = {
             "weight_in": _uniform((self.hidden, view.width), view.width, generator),

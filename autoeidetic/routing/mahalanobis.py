@@ -56,9 +56,12 @@ class Mahalanobis(Router):
             rows = each.rows[:, columns].double()
             means, residuals = _classes(rows, each.labels)
             factor = _whitening(residuals, self.shrinkage)
+            # Mean squared distance of the task's own data to its class means; after the division it
+            # is 1 for every task.
             usual = (residuals @ factor.T).square().sum(1).mean()
             if usual > 0:
                 factor = factor / usual.sqrt()
+            # Means are stored whitened, so a distance is one product and one cdist.
             tensors[f"whitening_{task}"] = factor
             tensors[f"means_{task}"] = means @ factor.T
         rows = torch.cat([each.rows for each in examples])
@@ -98,6 +101,7 @@ def _classes(rows: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
 
 def _whitening(residuals: Tensor, shrinkage: float | None) -> Tensor:
     """The inverse Cholesky factor of the shrunk covariance: maps it to the identity."""
+    # S = (1 - s) C + s trace(C)/n I = L L^T. The result is L^-1, so |L^-1 x|^2 = x^T S^-1 x.
     number, size = residuals.shape
     covariance = residuals.T @ residuals / number
     trace, squares = float(covariance.trace()), float(covariance.square().sum())

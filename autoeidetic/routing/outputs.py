@@ -31,6 +31,7 @@ class Outputs(Router):
         raise NotImplementedError
 
     def look(self, seen: Seen) -> Tensor:
+        # logits: [inputs, *positions, classes] for each task, with its own number of classes.
         scores = [self.confidence(logits.double()) for logits in seen.logits]
         return torch.stack([s.flatten(1).mean(1) if s.dim() > 1 else s for s in scores], 1)
 

@@ -53,6 +53,7 @@ def predict(net: EideticNet, args: Any, kwargs: Any) -> Prediction:
         seen = observe(net, window, args, kwargs)
         rows = router.look(seen)
         check_finite(rows)
+        # Autocast would round the scores, and near ties could go to another task.
         with torch.autocast(rows.device.type, enabled=False):
             scores = router.scores(rows, window)
         best = scores.argmax(1)

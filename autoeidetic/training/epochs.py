@@ -76,6 +76,7 @@ class EpochRunner:
             losses += loss.cpu()
             batches += 1
             self.bar.advance()
+        # Processes may have different numbers of batches: average over all of them.
         sums = distributed.total(torch.stack([losses, torch.tensor(float(batches)).double()]))
         self._ended(batches)
         distributed.same(self.net.backbone.buffers())  # running statistics of the last batch
@@ -89,6 +90,8 @@ class EpochRunner:
         # A bad loss in one process stops all of them: the others would wait for it in backward.
         if bool(distributed.total(bad.long())):
             raise self._loss_error(batch, f"batch {number} of a {phase} epoch")
+        # The scaler does nothing unless autocast is float16. Clipping needs unscaled gradients; the
+        # gradients of frozen elements are zero and do not count in the norm.
         self.scaler.scale(loss).backward()
         if self.clip is not None:
             self.scaler.unscale_(self.optimizer)
@@ -130,6 +133,7 @@ class EpochRunner:
         try:
             for batch in self._batches():
                 batches += 1
+                # self.net instead of self.model: without gradients there is nothing to synchronise.
                 with self._precision():
                     _, output, target = self.step_function(self.net, batch)
                 self._measure(output, target)

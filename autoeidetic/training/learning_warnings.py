@@ -90,6 +90,7 @@ def about_chance(
         chance, words = targets.guessing(), "guessing has"
     if number < _ENOUGH or math.isnan(chance) or chance == 1.0:
         return ""
+    # Standard error of an accuracy of ``chance`` on this number of independent targets.
     noise = _ERRORS * math.sqrt(chance * (1 - chance) / number)
     if accuracy + allowed > chance + noise:
         return ""

@@ -215,6 +215,7 @@ def _counting(norms: list[_Norm], runtime: Runtime) -> Iterator[None]:
 
         return before
 
+    # Custom norms keep their own momentum: their formula is not known.
     own = [norm for norm in norms if isinstance(norm.module, _NORMS)]
     momenta = [norm.module.momentum for norm in own]
     hooks: list[Any] = []
@@ -269,6 +270,8 @@ def _average(norms: list[_Norm]) -> None:
         for tensor, free in norm.tensors.values():
             own = tensor.double().cpu()
             sums = distributed.total(torch.cat([own.flatten() * weight, weight.double()]))
+            # sums: the weighted statistics of all processes, then the sum of the weights. Frozen
+            # channels keep their bits, so the mean is written to free ones only.
             if float(sums[-1]):
                 mean = (sums[:-1] / sums[-1]).view_as(tensor).to(tensor)
                 tensor.copy_(mean if free is None else torch.where(free, mean, tensor))

@@ -65,6 +65,7 @@ def check_network(net: EideticNet, state: Mapping[str, Any]) -> None:
             f"open task is {task.index} with {task.classes}",
             remedy=_OTHER,
         )
+    # Same tensors and same owners: then unit numbers in the state mean the same as here.
     here = {name: (t.shape, t.dtype) for name, t in _values(net).items()}
     there = {name: (t.shape, t.dtype) for name, t in state["values"].items()}
     if here != there or not np.array_equal(state["owners"].numpy(), net.owners.task):
@@ -129,7 +130,7 @@ def _set_random(state: Mapping[str, Any], loader: Any) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
-    kind, keys, *rest = state["numpy"]
+    kind, keys, *rest = state["numpy"]  # from a file, the keys come back as a tensor
     np.random.set_state((kind, np.asarray(keys), *rest))
     for generator, own in zip(_generators(loader), state["loader"], strict=False):
         generator.set_state(own)

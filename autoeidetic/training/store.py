@@ -92,6 +92,7 @@ class Directory:
         self._unwritten.pop(name, None)
 
     def get(self, name: str) -> Any:
+        # A state in memory is newer than its file; only the first process has it.
         unwritten = distributed.first(self._unwritten.get(name))
         if unwritten is not None:
             return copy.deepcopy(unwritten)
@@ -106,6 +107,8 @@ class Directory:
             return unpack(description["training"], tensors)
 
     def drop(self, name: str) -> None:
+        # While the newest state is not on disk, the file of NOW is an older one, which may still
+        # need the state from before its round.
         if distributed.rank() == 0 and NOW not in self._unwritten:
             self._unwritten.pop(name, None)
             self.file(name).unlink(missing_ok=True)

@@ -132,6 +132,7 @@ def train_task(
             scaler=torch.amp.GradScaler(device.type, enabled=config.autocast == "float16"),
             bar=shown,
         )
+        # A custom loss may weigh classes, which changes what accuracy at chance is.
         own_loss = loss is not None or step_function is not None
         return Loop(
             runner, scheduler, scheduler_every, config, store, on_epoch, own_loss=own_loss

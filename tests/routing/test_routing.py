@@ -388,7 +388,7 @@ def test_a_further_task_needs_a_new_router(digits: Digits, routed: dict[str, Eid
     assert all(torch.equal(net(digits.x, task=task), b) for task, b in enumerate(before))
 
 
-def test_a_second_go_is_the_same_task(digits: Digits, routed: dict[str, EideticNet]) -> None:
+def test_a_revisit_is_the_same_task(digits: Digits, routed: dict[str, EideticNet]) -> None:
     """It is not looked for; when it answers in the place of the first, its labels count."""
     for kind in KINDS:
         net = copy.deepcopy(routed[kind])
@@ -410,7 +410,7 @@ def test_a_second_go_is_the_same_task(digits: Digits, routed: dict[str, EideticN
         assert same(net.predict(digits.x), before)
 
 
-def test_numbers_of_tasks_skip_a_second_go() -> None:
+def test_numbers_of_tasks_skip_a_revisit() -> None:
     net = autoeidetic.convert(nn.Sequential(nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 2)), X)
     for task, revisit in enumerate((None, 0, None)):
         net.prepare_for_task(task, revisit=revisit)
