@@ -114,6 +114,7 @@ def learn(
             began = perf_counter()
             net.prepare_for_task(task, lesson.classes, lesson.name, on_full=on_full)
             made = optimizer(net.parameters())
+            # Pruning frees units for later tasks, and after the last one there are none.
             prune = config.prune and (prune_last or task < len(lessons) - 1)
             own = {"prune": prune, **(lesson.settings or {})}
             net.train_task(
@@ -128,7 +129,7 @@ def learn(
                 **options,
             )
             net.finish_task()
-            if task < len(earlier):
+            if task < len(earlier):  # the file of an earlier start has this task already
                 keep_seal(net, earlier[task], saved)
             last = task == len(lessons) - 1
             # After the last task the network gets its router and is saved in any case: the caller

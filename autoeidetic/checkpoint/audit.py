@@ -99,6 +99,8 @@ def audit(path: Any, model: nn.Module | None = None, *, digest: str | None = Non
             if damage is None:
                 raise
             return replace(unread, damage=f"{damage.fact}; {error.fact}")
+        # Taken before the tasks are restored: a file that no network could be restored from still
+        # has a digest.
         seals, answers = noted_in(noted, record, tensors)
         found = replace(
             unread,
@@ -150,10 +152,12 @@ def _task(net: EideticNet, task: Task, changed_before: list[str]) -> TaskAudit:
     changed = {name: number for name, number in different.items() if name not in rounded}
     if rounded and owners and not changed and not terms:
         return audited(verdict=CONVERTED, note=_converted(then, now, rounded))
+    # Different outputs alone are no proof of tampering: another machine computes other last bits.
     tampered = bool(changed or terms) or not owners
     outputs, note = _outputs(net, task.index, then, tampered)
     if then.terms is None:
         note = f"{note}; {_EARLIER}" if note else _EARLIER
+    # Outputs that were not checked (None) do not count against a task.
     verdict = CHANGED if tampered else OUTPUTS if outputs.same is False else HELD
     if verdict == OUTPUTS and changed_before:
         note = f"its own values are as sealed; it may build on {', '.join(changed_before)}"

@@ -101,5 +101,5 @@ def _answers(tasks: list[Task], record: Record, tensors: Mapping[str, Tensor]) -
 
 
 def _hash(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True)
+    text = json.dumps(value, sort_keys=True)  # one text for equal values, in every version
     return blake2b(text.encode(), digest_size=_HALF // 2).hexdigest()

@@ -108,6 +108,7 @@ def resume(net: EideticNet, record: Record, tensors: Mapping[str, Tensor]) -> No
     _take_over_tasks(net, record, tensors)
     check_places(net.heads, "heads", tensors)
     values = distinct(net._slots | slots(net.heads, "heads"))
+    # Values are exchanged within the same Parameter objects, so ties between modules stay.
     for name, tensor in values.items():
         if name in tensors:
             tensor.data = tensors[name]

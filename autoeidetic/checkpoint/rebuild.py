@@ -216,7 +216,7 @@ def describe(model: nn.Module) -> list[str]:
     lines: list[str] = []
     first: dict[int, str] = {}
     for path, module in model.named_modules(remove_duplicate=False):
-        kind = original_class(module)
+        kind = original_class(module)  # guards replace the class of a module
         lines.append(f"'{path}' is {kind.__module__}.{kind.__qualname__}({module.extra_repr()})")
         for name, value in sorted(module.__dict__.items()):
             if name not in _IRRELEVANT and (text := _setting(name, value)) is not None:

@@ -42,6 +42,7 @@ def save(net: EideticNet, path: Any) -> None:
     """
     file = archive.as_path(path)
     with archive.about(path), undisturbed():
+        # An optimizer step may have moved frozen values since the last pass; save the pinned ones.
         net.pins.impose()
         values = distinct(net._slots)
         _check_storable(net, values)
@@ -69,6 +70,8 @@ def save(net: EideticNet, path: Any) -> None:
                 for name, tensor in values.items()
                 if isinstance(tensor, nn.Parameter) and not tensor.requires_grad
             ],
+            # net.half() and the like change types after the analysis. A loaded model is analysed in
+            # the types of the first conversion, to get the same units.
             analysed_as={
                 name: str(net._dtypes[name])
                 for name, tensor in values.items()

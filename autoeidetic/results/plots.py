@@ -126,6 +126,7 @@ def reuse(
         InputError: matplotlib is missing, or the suffix of the path is not known.
     """
     rows = _dict(capacity)["reuse"]
+    # A task cannot read what later tasks learn: those cells stay empty instead of 0.
     rows = [[v if s <= t else math.nan for s, v in enumerate(row)] for t, row in enumerate(rows)]
     labels = ("reads what was learned by", "weights of", "share of weight magnitude")
     names = _names(names, len(rows))

@@ -19,7 +19,7 @@ from .tensorboard import Board
 
 if TYPE_CHECKING:
     from ..tasks.capacity import Capacity
-    from .evaluate import Evaluation
+    from .evaluation import Evaluation
 
 
 class Run:

@@ -58,6 +58,7 @@ class RunDirectory:
                 f"a run cannot be recorded in '{self.path}': {error.__cause__ or error}",
                 remedy="choose a directory that may be written to and has room",
             ) from error
+        # Every run begins with a results.json, so tables without one belong to something else.
         old = [name for name in (METRICS, TASKS) if (self.path / name).exists()]
         if old and not self.has_run:
             raise InputError(

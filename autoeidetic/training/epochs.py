@@ -79,7 +79,8 @@ class EpochRunner:
         # Processes may have different numbers of batches: average over all of them.
         sums = distributed.total(torch.stack([losses, torch.tensor(float(batches)).double()]))
         self._ended(batches)
-        distributed.same(self.net.backbone.buffers())  # running statistics of the last batch
+        # Each process has normalised its own batches; all go on with the statistics of the first.
+        distributed.same(self.net.backbone.buffers())
         return float(sums[0] / sums[1]), self.metric.compute()
 
     def _step(self, batch: Any, phase: str, number: int) -> Tensor:
@@ -145,6 +146,7 @@ class EpochRunner:
 
     def _reset(self) -> None:
         self.metric.reset()
+        # All passes have the same data, so targets are counted once, in the first complete pass.
         if self.targets is not None and not self.counted:
             self.targets.reset()
 

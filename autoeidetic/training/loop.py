@@ -101,6 +101,7 @@ class Loop:
         loss, accuracy = self.runner.train(TRAIN, len(self.progress.epochs))
         self._check_values()
         now = self.progress
+        # During training the accuracy of the epoch itself is used: it costs no extra pass.
         now.since = 0 if accuracy > now.best else now.since + 1
         now.best = max(now.best, accuracy)
         now.accuracy = accuracy
@@ -169,6 +170,7 @@ class Loop:
     def _judge(self, accuracy: float) -> None:
         """Keep the round, train to recover from it, or undo it."""
         now = self.progress
+        # ``best`` never falls, so losses within the tolerance do not add up over rounds.
         if accuracy >= now.best - self.config.tolerance:
             now.best = max(now.best, accuracy)
             now.accuracy = accuracy

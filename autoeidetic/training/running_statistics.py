@@ -139,6 +139,7 @@ def estimate(
             raise no_batches()
         _average(norms)
         _check_finite(norms)
+    # Norms may have updated statistics of frozen channels as well: write the pinned values back.
     net.pins.impose()
 
 
@@ -165,6 +166,7 @@ def _lagging(net: EideticNet) -> list[_Norm]:
         norm.tensors[name] = (home[leaf], None if mask is None else mask.to(home[leaf].device))
     if not found:
         return []
+    # A model's train() may leave some norms in eval mode, so put it in train mode and look.
     with _mode(net, training=True):
         return [norm for norm in found.values() if norm.module.training]
 
