@@ -1,4 +1,4 @@
-"""Learn: a whole sequence of tasks, evaluated and recorded, that can be stopped at any moment."""
+"""Learn: a sequence of tasks, evaluated and recorded, that can be stopped at any time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .checkpoint.earlier import earlier_tasks, keep_seal
+from .checkpoint.earlier_seals import earlier_tasks, keep_seal
 from .common import archive, distributed, locks
 from .errors import InputError
 from .net import EideticNet
@@ -24,9 +24,9 @@ class Lesson:
     Args:
         train: batches (inputs, targets) to learn from.
         test: batches to evaluate on, the same ones in the same order every time.
-        classes: of its head; None keeps the model's own.
-        name: in reports.
-        settings: of :class:`~autoeidetic.TrainConfig`, for this task only.
+        classes: the number of classes of its head; None keeps the size of the model's own.
+        name: the name of the task in reports.
+        settings: fields of :class:`~autoeidetic.TrainConfig` for this task only.
     """
 
     train: Iterable[Any]
@@ -55,21 +55,22 @@ def learn(
 
     ``directory`` gets the files of :class:`autoeidetic.Run`, the network after every task
     (``network.safetensors``), and the state of training after every epoch. The same call with the
-    same directory goes on where it was stopped.
+    same directory continues where it was stopped.
 
     Args:
         net: a converted network without tasks.
         lessons: the tasks.
-        directory: where all goes.
-        optimizer: makes one from parameters, for every task anew; by default AdamW.
-        scheduler: makes one from the optimizer.
-        router: the kind of router that is trained after every task but the first, if any.
+        directory: the directory of the run.
+        optimizer: a function that makes an optimizer from parameters, called for every task; by
+            default AdamW.
+        scheduler: a function that makes a scheduler from the optimizer.
+        router: the kind of router to train after every task but the first; None for no router.
         metric: see :meth:`autoeidetic.EideticNet.train_task`.
-        config: how tasks are trained.
-        prune_last: False: the last task keeps all it can use.
+        config: the settings of training.
+        prune_last: False: the last task is not pruned.
         progress: show bars.
         on_full: see :meth:`autoeidetic.EideticNet.prepare_for_task`.
-        options: further ones of :meth:`autoeidetic.EideticNet.train_task`.
+        options: further arguments of :meth:`autoeidetic.EideticNet.train_task`, or settings.
 
     Example:
         >>> import tempfile, torch, autoeidetic
@@ -93,7 +94,8 @@ def learn(
     """
     if net.tasks or not lessons:
         raise InputError(
-            f"{len(lessons)} lessons for a network with {len(net.tasks)} tasks",
+            f"learn() was called with {len(lessons)} lessons and a network with {len(net.tasks)} "
+            "tasks",
             remedy="pass a network that has just been converted, and at least one lesson",
         )
     distributed.start()
@@ -106,10 +108,13 @@ def learn(
         saved = directory / "network.safetensors"
         earlier = earlier_tasks(saved)
         tests = [lesson.test for lesson in lessons]
+        # A resumed run starts with a fresh network and goes through all tasks again. Those that are
+        # done come out of their stored states without training, and get their first seals back.
         for task, lesson in enumerate(lessons):
             began = perf_counter()
             net.prepare_for_task(task, lesson.classes, lesson.name, on_full=on_full)
             made = optimizer(net.parameters())
+            # Pruning frees units for later tasks, and after the last one there are none.
             prune = config.prune and (prune_last or task < len(lessons) - 1)
             own = {"prune": prune, **(lesson.settings or {})}
             net.train_task(
@@ -124,9 +129,11 @@ def learn(
                 **options,
             )
             net.finish_task()
-            if task < len(earlier):
+            if task < len(earlier):  # the file of an earlier start has this task already
                 keep_seal(net, earlier[task], saved)
             last = task == len(lessons) - 1
+            # After the last task the network gets its router and is saved in any case: the caller
+            # goes on with this network, also when the whole run was recorded before.
             if task in run.tasks and not last:
                 continue
             if router is not None and task:

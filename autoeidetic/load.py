@@ -13,17 +13,16 @@ from .net import EideticNet
 
 
 def load(path: Any, model: nn.Module | None = None) -> EideticNet:
-    """Open a network that was saved, on the CPU and in the precision it had.
+    """Load a saved network, on the CPU and in the precision it had.
 
-    From here on it does what the saved one would have done, bit for bit. No code in the file is
-    run. Only the start of a task that was open is forgotten, if no seed gives it again: then
-    ``rollback()`` raises.
+    From here on it behaves like the saved one, bit for bit. No code in the file is run. Only the
+    start of an open task may be lost, if no seed reproduces it: then ``rollback()`` raises.
 
     Args:
         path: a file that ``net.save`` wrote.
         model: a new model built as the saved one was, with any values, on any device (``meta``
-            too). It is copied without its values and stays as it is. May be left out for
-            models that timm or torchvision build by name.
+            too). It is copied without its values and not changed. It may be left out for models
+            that timm or torchvision build by name.
 
     Example:
         >>> import tempfile, torch, autoeidetic
@@ -41,25 +40,25 @@ def load(path: Any, model: nn.Module | None = None) -> EideticNet:
 
     Raises:
         CheckpointError: the file is missing, damaged or something else; it does not tell how to
-            build the model; the model is not the one that was saved.
+            build the model; the model is not the saved one.
     """
     return checkpoint.load(path, model, convert)
 
 
 def audit(path: Any, model: nn.Module | None = None, *, digest: str | None = None) -> Audit:
-    """Compare the finished tasks in a file with what they were when they were finished.
+    """Compare the finished tasks in a file with their seals, taken when they were finished.
 
-    Every task has a seal: a digest of each tensor's values that it froze, one of the units it
-    owns, what it answered to reference inputs, and its name, classes and options. All are looked
-    at, and the tasks and tensors that are not as sealed are named. Random numbers and the file stay
+    The seal of a task has a digest of the values that it froze in each tensor, one of the units it
+    owns, its outputs for reference inputs, and its name, classes and options. All are checked, and
+    the tasks and tensors that are not as sealed are named. The file and the random generators stay
     as they are.
 
     Args:
-        path: a file that ``net.save`` wrote, and that somebody may have edited.
+        path: a file that ``net.save`` wrote, possibly edited since.
         model: as for :func:`autoeidetic.load`.
-        digest: ``audit(path).digest`` of some time ago, noted down elsewhere: the seals of that
-            time must be there still, the same tasks must answer, and the router and all else that
-            decides about an answer must be the same. Tasks finished since then do not matter.
+        digest: ``audit(path).digest`` of an earlier time, kept elsewhere: the seals of that time
+            must still be there, the same tasks must answer, and the router and everything else that
+            decides an answer must be the same. Tasks finished since then do not matter.
 
     Example:
         >>> import tempfile, torch, autoeidetic
@@ -78,6 +77,6 @@ def audit(path: Any, model: nn.Module | None = None, *, digest: str | None = Non
 
     Raises:
         CheckpointError: there is no such file, it is something else, or no model fits it.
-        InputError: what was noted down is no digest.
+        InputError: ``digest`` is not a digest.
     """
     return checkpoint.audit(path, model, convert, digest=digest)

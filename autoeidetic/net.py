@@ -227,36 +227,37 @@ class EideticNet(Drawable, Network):
         """Train the open task, prune it as far as it goes, and leave it ready to be finished.
 
         Train until the training accuracy has not risen for ``patience`` epochs. Then prune in
-        rounds: give up ``step`` of each group's units; when the accuracy on the training data is
-        more than ``tolerance`` below the best, train for at most ``recovery_epochs``; when that
-        does not bring it back, undo the round and stop.
+        rounds: a round gives up ``step`` of each group's units. If the accuracy on the training
+        data falls more than ``tolerance`` below the best, train for at most ``recovery_epochs``;
+        if that does not bring it back, undo the round and stop.
 
         Args:
             loader: batches (inputs, targets); inputs are a tensor, a tuple or a dict.
-            optimizer: of ``net.parameters()``, made after ``prepare_for_task``; by default AdamW
-                with a rate of 0.001.
-            loss: of (output, target); by default cross entropy, or binary cross entropy for
-                targets that are real numbers.
+            optimizer: an optimizer of ``net.parameters()``, made after ``prepare_for_task``; by
+                default AdamW with a rate of 0.001.
+            loss: a function of (output, target); by default cross entropy, or binary cross
+                entropy for targets that are real numbers.
             metric: what counts as accuracy, higher is better: a function of (output, target) or
                 an object with ``update``, ``compute`` and ``reset`` (torchmetrics).
-            scheduler: of learning rates, stepped ``scheduler_every`` "epoch" or "batch" while
-                training; not while pruning.
-            step_function: (network, batch) -> (loss, output, target), instead of the above.
-            checkpoint: a directory that the state is kept in after every epoch. The same call
-                goes on from there after the program was killed, with the same result.
+            scheduler: a scheduler of the learning rates, stepped ``scheduler_every`` "epoch" or
+                "batch" while training; not while pruning.
+            step_function: (network, batch) -> (loss, output, target), instead of ``loss``.
+            checkpoint: a directory where the state is stored after every epoch. After the program
+                was killed, the same call continues from there, with the same result.
             progress: show a bar.
             on_epoch: called with a record of each epoch.
             config: settings in one object.
-            settings: of :class:`~autoeidetic.TrainConfig`, instead of or on top of ``config``:
-                pruning, step, most, tolerance, patience, recovery_epochs, settle_epochs,
-                max_epochs, lr_factor, prune, clip, autocast, score_batches.
+            settings: fields of :class:`~autoeidetic.TrainConfig`, instead of or on top of
+                ``config``: pruning, step, most, tolerance, patience, recovery_epochs,
+                settle_epochs, max_epochs, lr_factor, prune, clip, autocast, score_batches.
 
-        Running statistics of batch norms lag behind the weights; they are estimated again before
-        accuracy is measured in eval mode and before this returns (:meth:`refresh_statistics`). A
-        :class:`~autoeidetic.errors.LearningWarning` tells when that accuracy is far below the one
-        in train mode, when a task ends at chance, and when no round of pruning could be kept.
+        Running statistics of batch norms lag behind the weights. They are re-estimated
+        before accuracy is measured in eval mode and before this returns
+        (:meth:`refresh_statistics`). A :class:`~autoeidetic.errors.LearningWarning` tells
+        when that accuracy is far below the one in train mode, when a task ends at chance,
+        and when no round of pruning could be kept.
 
-        Several processes launched by ``torchrun`` train it together.
+        Several processes launched by ``torchrun`` train the task together.
 
         Example:
             >>> import torch, autoeidetic
@@ -299,21 +300,21 @@ class EideticNet(Drawable, Network):
     def refresh_statistics(
         self, loader: Iterable[Any], *, batches: int = training.REFRESH_BATCHES
     ) -> None:
-        """Estimate the running statistics of batch norms anew, for the weights as they are now.
+        """Re-estimate the running statistics of batch norms for the current weights.
 
-        For custom training loops: before accuracy is measured in eval mode, and before
-        ``finish_task``. :meth:`train_task` does it by itself. Channels of finished tasks keep
+        Call it in a custom training loop before accuracy is measured in eval mode, and before
+        ``finish_task``; :meth:`train_task` does so by itself. Channels of finished tasks keep
         their statistics bit for bit; parameters, gradients, modes and random generators stay as
         they are. Norms run in train mode and everything else (dropout) in eval mode, because the
-        statistics are used in eval mode. A network without running statistics reads no batch.
+        statistics are used in eval mode. For a network without running statistics no batch is
+        read.
 
         Args:
             loader: batches of training data: (inputs, targets), or inputs alone; inputs are a
                 tensor, a tuple or a dict.
-            batches: how many of them are read at most: the first ones, or of a list some that are
-                spread evenly.
+            batches: the most batches to read: the first ones, or evenly spaced ones of a list.
 
-        With several processes all of them call it, each reads its part, and all get the average.
+        With several processes all must call it; each reads its part, and all get the average.
 
         Example:
             >>> import torch, autoeidetic
@@ -330,7 +331,7 @@ class EideticNet(Drawable, Network):
 
         Raises:
             TaskError: no task is open.
-            InputError: the loader gives no batches, or none of this kind.
+            InputError: the loader gives no batches, or something else than batches.
             NonFiniteError: statistics would be infinite or NaN; they stay as they were.
         """
         training.refresh_statistics(self, loader, batches=batches)

@@ -1,4 +1,4 @@
-"""Checkpoints: a network in one file, and back; what became of the file."""
+"""Checkpoint: save a network to one file, load it, and audit the file."""
 
 from .audit import audit
 from .loading import load

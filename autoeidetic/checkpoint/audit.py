@@ -1,6 +1,6 @@
-"""Audit: a saved network against the seals of its tasks.
+"""Audit: compare a saved network with the seals of its finished tasks.
 
-The file is taken as it is, edited or not. No code in it is run.
+The file may have been edited. It is read as far as it can be, and no code in it is run.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from .report import (
     TaskAudit,
 )
 
+#: A thread count in an edited file is not trusted beyond this.
 _MOST_THREADS = 256
 _EARLIER = (
     "its seal is that of an earlier version, which did not cover its name, its classes and the "
@@ -49,7 +50,7 @@ _EARLIER = (
 def audit(
     path: Any, model: nn.Module | None, convert: Callable[..., Network], *, digest: str | None
 ) -> Audit:
-    """What became of the tasks in a file; see :func:`autoeidetic.audit`."""
+    """Audit the tasks in a file; see :func:`autoeidetic.audit`."""
     check_model(model)
     noted, file = None if digest is None else checked(digest), archive.as_path(path)
     with archive.about(path), undisturbed():
@@ -57,6 +58,7 @@ def audit(
         unread = Audit(str(path), "" if damage is None else damage.fact, (), "")
         if noted is not None:
             unread = replace(unread, noted=False)
+        # Damage is reported, not raised, and the audit goes on as far as the file can be read.
         if damage is not None and description is None:
             return unread
         try:
@@ -66,6 +68,8 @@ def audit(
             if damage is None:
                 raise
             return replace(unread, damage=f"{damage.fact}; {error.fact}")
+        # Taken before the tasks are restored: a file that no network could be restored from still
+        # has a digest.
         seals, answers = noted_in(noted, record, tensors)
         found = replace(
             unread,
@@ -76,7 +80,7 @@ def audit(
         )
         try:
             resume(net, record, tensors)
-        except CheckpointError as error:  # what no network has ever written
+        except CheckpointError as error:  # no network writes such a file
             return replace(found, damage=f"the file was edited; {error.fact}")
         net.eval()
         return replace(found, tasks=_audited(net))
@@ -97,7 +101,7 @@ def _audited(net: Network) -> tuple[TaskAudit, ...]:
 
 
 def _task(net: Network, task: Task, changed_before: list[str]) -> TaskAudit:
-    """``changed_before``: earlier tasks that were tampered with, on which this one may build."""
+    """Audit one task; ``changed_before`` names changed earlier tasks, which it may build on."""
     now, then = seals.frozen(net, task.index), task.seal
     other = task.answered_by
     audited = partial(
@@ -112,14 +116,17 @@ def _task(net: Network, task: Task, changed_before: list[str]) -> TaskAudit:
     terms = _other_terms(then, net, task.index)
     owners = now.owned == then.frozen.owned
     different = _different(then.frozen, now, owners)
+    # A conversion (net.half()) rounds frozen values: that voids a seal, but is no tampering.
     rounded = {name for name in different if _rounded(then, now, name)}
     changed = {name: number for name, number in different.items() if name not in rounded}
     if rounded and owners and not changed and not terms:
         return audited(verdict=CONVERTED, note=_converted(then, now, rounded))
+    # Different outputs alone are no proof of tampering: another machine computes other last bits.
     tampered = bool(changed or terms) or not owners
     outputs, note = _outputs(net, task.index, then, tampered)
     if then.terms is None:
         note = f"{note}; {_EARLIER}" if note else _EARLIER
+    # Outputs that were not checked (None) do not count against a task.
     verdict = CHANGED if tampered else OUTPUTS if outputs.same is False else HELD
     if verdict == OUTPUTS and changed_before:
         note = f"its own values are as sealed; it may build on {', '.join(changed_before)}"
@@ -129,7 +136,7 @@ def _task(net: Network, task: Task, changed_before: list[str]) -> TaskAudit:
 
 
 def _other_terms(then: Seal, net: Network, task: int) -> dict[str, tuple[str, str]]:
-    """Terms that are not as sealed: what each was, and what it is."""
+    """Terms that are not as sealed: name -> (sealed, now)."""
     if then.terms is None:
         return {}
     now = seals.terms(net, task)
@@ -139,9 +146,10 @@ def _other_terms(then: Seal, net: Network, task: int) -> dict[str, tuple[str, st
 
 
 def _different(then: Frozen, now: Frozen, owners: bool) -> dict[str, int]:
-    """Tensors that are not as sealed, and how many values of the task were in them.
+    """Tensors that are not as sealed, and the number of values that the task froze in each.
 
-    With other owners a task has other elements of the backbone, which cannot be compared.
+    If the owners differ, the task owns other elements of the backbone, and only its heads can be
+    compared.
     """
     names = dict.fromkeys([*then.tensors, *now.tensors])
     return {
@@ -152,7 +160,7 @@ def _different(then: Frozen, now: Frozen, owners: bool) -> dict[str, int]:
 
 
 def _rounded(then: Seal, now: Frozen, name: str) -> bool:
-    """May a change of type be why a tensor is not as sealed?"""
+    """Can a change of type explain that a tensor is not as sealed?"""
     if name not in then.frozen.tensors or name not in now.tensors:
         return False
     return bool(then.converted) or then.frozen.tensors[name].type != now.tensors[name].type
@@ -168,7 +176,7 @@ def _converted(then: Seal, now: Frozen, rounded: set[str]) -> str:
 
 
 def _outputs(net: Network, task: int, sealed: Seal, tampered: bool) -> tuple[OutputAudit, str]:
-    """Ask again, and say what the difference may come from."""
+    """Compute the reference outputs again; the comparison, and a note on causes of a difference."""
     then = sealed.reference
     if then is None:
         return NOT_ASKED, f"its outputs were not recorded when it was finished ({sealed.why_not})"
@@ -180,7 +188,7 @@ def _outputs(net: Network, task: int, sealed: Seal, tampered: bool) -> tuple[Out
     try:
         with _threads(then.environment.get("threads", "")):
             now = reference.ask(net, task, then.batch)
-    except Exception as error:  # whatever an edited file makes a model do
+    except Exception as error:  # an edited file may make a model raise anything
         why = f"its outputs cannot be computed any more: {' '.join(str(error).split())}"
         return OutputAudit(False), why
     found = _compared(then, now)
@@ -188,15 +196,16 @@ def _outputs(net: Network, task: int, sealed: Seal, tampered: bool) -> tuple[Out
 
 
 def _explained(then: Reference, now: Reference, found: OutputAudit, tampered: bool) -> str:
+    """The most likely cause of what was found, the certain ones first."""
     if found.same:
-        return "its outputs are the same: what changed plays no part in them, or is the seal itself"
+        return "its outputs are the same: the change does not affect them, or is in the seal itself"
     if then.inputs != now.inputs:
         return "the example inputs are not those that it was sealed with"
     if tampered:
         return "its outputs differ with them"
     other = difference(then.environment, now.environment)
     if other:
-        return f"bits are the same on the same machine only, and here {other}"
+        return f"bits are the same only on the same machine, and here {other}"
     return (
         "its values are as sealed, on the same kind of machine: the recorded outputs or something "
         "that is not sealed (a cache, the code of the model) was changed"
@@ -204,6 +213,7 @@ def _explained(then: Reference, now: Reference, found: OutputAudit, tampered: bo
 
 
 def _compared(then: Reference, now: Reference) -> OutputAudit:
+    """Digests decide whether outputs are the same; the stored samples show how far they differ."""
     values = sum(_size(output) for output in now.outputs)
     same = then.outputs == now.outputs and then.inputs == now.inputs
     compared = changed = 0
@@ -212,6 +222,7 @@ def _compared(then: Reference, now: Reference) -> OutputAudit:
         one, other = _values(before), _values(after)
         if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
             continue
+        # NaN equals NaN here: the outputs may have contained it when they were recorded.
         different = (one != other) & ~(one.isnan() & other.isnan())
         compared += one.numel()
         changed += int(different.sum())
@@ -222,7 +233,7 @@ def _compared(then: Reference, now: Reference) -> OutputAudit:
 
 
 def _values(output: Output) -> Tensor | None:
-    """The values in a file; None when they are no such values."""
+    """The sample of an output, in double precision; None if the file has no valid one."""
     try:
         data = bytearray(base64.b64decode(output.sample, validate=True))
         values = torch.frombuffer(data, dtype=dtype_of(output.type))
@@ -237,7 +248,7 @@ def _size(output: Output) -> int:
 
 @contextmanager
 def _threads(number: str) -> Iterator[None]:
-    """As many as when the outputs were recorded, for they decide about the last bits."""
+    """Use the thread count of the recording: sums over threads decide the last bits."""
     before = torch.get_num_threads()
     if number.isdecimal() and 0 < int(number) <= _MOST_THREADS:
         torch.set_num_threads(int(number))

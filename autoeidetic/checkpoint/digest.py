@@ -1,8 +1,14 @@
-"""Digest: what a user keeps elsewhere of a saved network, and finds again in the file.
+"""Digest: a summary of a saved network that a user keeps elsewhere, to check the file against.
 
-It has two halves of 64 digits. The first is over the seals of the finished tasks; the second over
-everything else that decides about an answer: which task answers for which, the router, the options,
-the example inputs, the analysis. Earlier versions had the first half only.
+Seals alone do not protect from somebody who edits a task and seals it again; a digest kept
+elsewhere does. It has two halves of 64 digits:
+
+    first     the seals of the finished tasks
+    second    everything else that decides an answer: which task answers for which, the router, the
+              options, the example inputs, the analysis
+
+Both are over the tasks that were sealed at the time. Later tasks add seals, so the digest of a
+prefix of the tasks is compared. Earlier versions had only the first half.
 """
 
 from __future__ import annotations
@@ -20,13 +26,13 @@ from ..tasks.task import Task
 from .record import EXAMPLE, ROUTER, Record
 
 _HALF = 64
-#: What may change without changing an answer in eval mode. All other fields are in the digest, so
-#: that one that is added later is sealed, too. Tasks are counted one by one.
+#: Fields of the record that may change without changing an answer in eval mode. All others are in
+#: the digest, including any that a later version adds. Tasks enter one by one.
 _NOT_SEALED = ("versions", "spreads", "training", "other_mode", "without_gradient", "tasks")
 
 
 def digest_of(record: Record, tensors: Mapping[str, Tensor]) -> str:
-    """The digest of a file; empty if no task has a seal."""
+    """The digest of a saved network; empty if no task has a seal."""
     sealed = _sealed(record)
     return _seals(sealed) + _answers(sealed, record, tensors) if sealed else ""
 
@@ -34,15 +40,15 @@ def digest_of(record: Record, tensors: Mapping[str, Tensor]) -> str:
 def noted_in(
     digest: str | None, record: Record, tensors: Mapping[str, Tensor]
 ) -> tuple[bool | None, bool | None]:
-    """Are the seals of that time there, of any number of first tasks; and is the rest the same?
+    """Compare a noted digest: are the seals of that time present, and is the rest the same?
 
-    None is for what the digest does not tell.
+    None where the digest does not tell.
     """
     if digest is None:
         return None, None
     sealed, seals, answers = _sealed(record), digest[:_HALF], digest[_HALF:]
-    first = [sealed[: count + 1] for count in range(len(sealed))]
-    fitting = [tasks for tasks in first if _seals(tasks) == seals]
+    prefixes = [sealed[: count + 1] for count in range(len(sealed))]
+    fitting = [tasks for tasks in prefixes if _seals(tasks) == seals]
     if not fitting:
         return False, None
     if not answers:
@@ -51,10 +57,10 @@ def noted_in(
 
 
 def checked(digest: Any) -> str:
-    """A digest as it was typed.
+    """A digest as the user typed it, in lower case without spaces around it.
 
     Raises:
-        InputError: it is none.
+        InputError: it is not a digest.
     """
     text = digest.strip().lower() if isinstance(digest, str) else ""
     if len(text) not in (_HALF, 2 * _HALF) or set(text) - set("0123456789abcdef"):
@@ -75,9 +81,9 @@ def _seals(tasks: list[Task]) -> str:
 
 
 def _answers(tasks: list[Task], record: Record, tensors: Mapping[str, Tensor]) -> str:
-    """Of all that decides about an answer of these tasks besides their seals."""
+    """The hash of everything besides the seals that decides an answer of these tasks."""
     fields = record.to_dict()
-    if "why_not" in fields["recipe"]:  # a reason in words
+    if "why_not" in fields["recipe"]:  # an explanation, which may change between versions
         fields["recipe"] = None
     values = {
         name: reference.digest(tensor)
@@ -86,7 +92,7 @@ def _answers(tasks: list[Task], record: Record, tensors: Mapping[str, Tensor]) -
     }
     return _hash(
         {
-            # an earlier version's seal has no names and classes in it
+            # Names and classes are here, too: the seals of earlier versions do not have them.
             "tasks": [[t.index, t.name, t.classes, t.revisits, t.answered_by] for t in tasks],
             "record": {name: v for name, v in fields.items() if name not in _NOT_SEALED},
             "values": values,
@@ -95,5 +101,5 @@ def _answers(tasks: list[Task], record: Record, tensors: Mapping[str, Tensor]) -
 
 
 def _hash(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True)
+    text = json.dumps(value, sort_keys=True)  # one text for equal values, in every version
     return blake2b(text.encode(), digest_size=_HALF // 2).hexdigest()

@@ -1,4 +1,4 @@
-"""Fill: the values of a file in the place of a model's own, after a check that they fit."""
+"""Fill: replace a model's values by those of a file, after checking that they fit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FRESH = "pass a new model, built with the same code and arguments as the saved o
 
 
 def distinct(slots: Mapping[str, Slot]) -> dict[str, Tensor]:
-    """Every tensor once, by the first of its names: ties are in the model's own structure."""
+    """Every tensor once, by its first name: a rebuilt model restores ties by its structure."""
     seen: set[int] = set()
     result = {}
     for name, (home, leaf) in slots.items():
@@ -31,15 +31,17 @@ def distinct(slots: Mapping[str, Slot]) -> dict[str, Tensor]:
 def filled(
     model: nn.Module, tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]
 ) -> nn.Module:
-    """A copy of a model with these values instead of its own, some of them in another type.
+    """A copy of a model with these values instead of its own, some converted to another type.
 
     Raises:
-        CheckpointError: they do not fit, or the model cannot be copied.
+        CheckpointError: the values do not fit, or the model cannot be copied.
     """
     if any(isinstance(module, Guarded) for module in model.modules()):
         fact = "the file needs a model that is not part of a network"
         raise CheckpointError(fact, remedy=FRESH)
     own = check_places(model, "backbone", tensors)
+    # deepcopy takes the entries of its memo for copies already made: every place that refers to an
+    # old tensor gets the new one, ties included, and no value of the model is copied.
     memo: dict[int, Any] = {}
     for name, tensor in own.items():
         if name in tensors and tensors[name].shape == tensor.shape:
@@ -48,7 +50,7 @@ def filled(
             memo[id(tensor)] = _parameter(value) if isinstance(tensor, nn.Parameter) else value
     try:
         return copy.deepcopy(model, memo)
-    except Exception as error:  # whatever a model's own code may raise
+    except Exception as error:  # a model's own code may raise anything
         raise CheckpointError(
             f"the file needs a copy of the model, which cannot be made: {error}", remedy=FRESH
         ) from error
@@ -59,7 +61,7 @@ def _parameter(value: Tensor) -> nn.Parameter:
 
 
 def _caches(module: nn.Module, prefix: str) -> set[str]:
-    """Buffers that the model makes by itself, perhaps of another shape with every input."""
+    """Names of non-persistent buffers, whose shape may change with every input."""
     return {
         f"{path}.{name}"
         for path, part in module.named_modules(prefix=prefix, remove_duplicate=False)
@@ -70,10 +72,10 @@ def _caches(module: nn.Module, prefix: str) -> set[str]:
 def check_places(
     module: nn.Module, prefix: str, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The tensors of a module, each with one in the file of the same shape, and none too many.
+    """The tensors of a module, after checking that the file has the same names and shapes.
 
     Raises:
-        CheckpointError: the file has other ones.
+        CheckpointError: names or shapes differ.
     """
     own, caches = distinct(slots(module, prefix)), _caches(module, prefix)
     saved = {name: t for name, t in tensors.items() if name.startswith(f"{prefix}.")}
@@ -103,7 +105,7 @@ def check_places(
 
 
 def _kind(tensor: Tensor) -> str:
-    """What values of a file and of a new model must have in common; not their precision."""
+    """Shape, and the type unless it is floating-point: the precision may differ."""
     number = "" if tensor.is_floating_point() else f" of {tensor.dtype}"
     return f"{list(tensor.shape)}{number}"
 

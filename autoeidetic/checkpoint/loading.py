@@ -1,8 +1,11 @@
-"""Loading: a network out of its file, as it went in.
+"""Loading: rebuild a network from its file, bit for bit.
 
-Pins and guards are derived from what the file holds, so they are made anew. The model itself comes
-from its library by name or from the caller; an analysis that gives other classes than the saved
-network had is refused, for owners are numbers of classes.
+    model (built by name, or given) -> fill values -> convert -> check fingerprint
+    -> tasks, owners, heads -> pins and guards -> router -> modes and requires_grad
+
+The file holds no code and no analysis: the model is analysed again, and pins and guards are derived
+from the owners in the file. Owners are stored by unit number, so they are valid only if the
+analysis gives the same units; the fingerprint checks that.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from ..common import archive
 from ..common.inputs import CallInputs
 from ..enforce.derive import slots
 from ..errors import AutoeideticError, CheckpointError, InputError
-from ..routing import restore, to_be_found, view
+from ..routing import restore, routable_tasks, view
 from ..tasks.network import Network
 from ..tasks.opening import new_heads
 from ..tasks.task import Task
@@ -26,7 +29,16 @@ from . import rebuild
 from .context import undisturbed
 from .example import decode_calls, dtype_of
 from .fill import FRESH, check_places, distinct, filled
-from .record import EXAMPLE, OWNERS, PRUNED, ROUTER, Record, fingerprint, versions
+from .record import (
+    EXAMPLE,
+    FINGERPRINT_WORDS,
+    OWNERS,
+    PRUNED,
+    ROUTER,
+    Record,
+    fingerprint,
+    versions,
+)
 
 Net = TypeVar("Net", bound=Network)
 _AGAIN = "save the network again"
@@ -50,16 +62,16 @@ def blank(
     model: nn.Module | None,
     convert: Callable[..., Net],
 ) -> Net:
-    """The network of a file as it was before its first task, but with its last values.
+    """The network of a file without its tasks, but with its last values.
 
     Raises:
-        CheckpointError: there is no model for it, or another one.
+        CheckpointError: the model cannot be built, or is another one.
     """
     _check_kinds(tensors)
     examples = decode_calls(record.example, tensors)
     if model is None:
         model = rebuild.build(record.recipe)
-    # values come before the analysis, for it looks at buffers (tables of indices)
+    # Values are filled in first: the analysis reads buffers (tables of indices).
     dtypes = {name: dtype_of(kind) for name, kind in record.analysed_as.items()}
     net = _converted(convert, filled(model, tensors, dtypes), record, examples)
     _check_same(net, record)
@@ -67,14 +79,15 @@ def blank(
 
 
 def resume(net: Network, record: Record, tensors: Mapping[str, Tensor]) -> None:
-    """Put a network without any task where the saved one was.
+    """Give a network without tasks the tasks, heads, router and modes of the saved one.
 
     Raises:
-        CheckpointError: the file has something that no network has.
+        CheckpointError: the file has something that no network writes.
     """
     _take_over_tasks(net, record, tensors)
     check_places(net.heads, "heads", tensors)
     values = distinct(net.slots | slots(net.heads, "heads"))
+    # Values are exchanged within the same Parameter objects, so ties between modules stay.
     for name, tensor in values.items():
         if name in tensors:
             tensor.data = tensors[name]
@@ -84,7 +97,7 @@ def resume(net: Network, record: Record, tensors: Mapping[str, Tensor]) -> None:
     for name, module in net.named_modules():
         if name in record.other_mode:
             module.training = not record.training
-    # only now: pins look after gradients where one is wanted at the time they are made
+    # Last: a pin guards gradients only if requires_grad was set when the pin was made.
     without = set(record.without_gradient)
     for name, tensor in values.items():
         if isinstance(tensor, nn.Parameter) and (tensor.is_floating_point() or tensor.is_complex()):
@@ -95,7 +108,9 @@ def _check_kinds(tensors: Mapping[str, Tensor]) -> None:
     prefixes = ("backbone.", "heads.", EXAMPLE, ROUTER)
     for name in tensors:
         if name not in (OWNERS, PRUNED) and not name.startswith(prefixes):
-            raise CheckpointError(f"the file has a tensor {name!r} of no known kind", remedy=_AGAIN)
+            raise CheckpointError(
+                f"the file has a tensor {name!r} of an unknown kind", remedy=_AGAIN
+            )
 
 
 def _converted(
@@ -111,7 +126,11 @@ def _converted(
 
 def _check_same(net: Network, record: Record) -> None:
     found = fingerprint(net.blueprint)
-    different = [name for name in found if found[name] != record.fingerprint.get(name)]
+    different = [
+        FINGERPRINT_WORDS.get(name, name)
+        for name in found
+        if found[name] != record.fingerprint.get(name)
+    ]
     if different:
         then, now = (", ".join(map(" ".join, v.items())) for v in (record.versions, versions()))
         raise CheckpointError(
@@ -130,18 +149,19 @@ def _take_over_tasks(net: Network, record: Record, tensors: Mapping[str, Tensor]
             or not (task.finished or last)
             or task.classes.keys() != layers
             or min(task.classes.values()) < 1
-            or not _second_goes_fit(task, record.tasks)
+            or not _revisits_fit(task, record.tasks)
         ):
             raise CheckpointError(
                 f"the file has a task '{task.name}' that does not follow from the ones before or "
                 "does not fit the output layers",
                 remedy=_AGAIN,
             )
+    # Every unit is owned by a finished task or by none (-1); the open task owns nothing yet.
     open_task = next((task.index for task in record.tasks if not task.finished), None)
     owner, pruned = (_vector(tensors, name, net.owners.task.shape) for name in (OWNERS, PRUNED))
     finished = len(record.tasks) - (open_task is not None)
     if owner.dtype != net.owners.task.dtype or owner.min() < -1 or owner.max() >= finished:
-        raise CheckpointError("the file has owners that are no tasks", remedy=_AGAIN)
+        raise CheckpointError("the file has owners that are not finished tasks", remedy=_AGAIN)
     net.owners = replace(
         net.owners,
         task=owner,
@@ -172,20 +192,20 @@ def _take_over_router(net: Network, record: Record, tensors: Mapping[str, Tensor
             raise CheckpointError(fact, remedy=_AGAIN)
         return
     kind, tasks = record.router.kind, record.router.tasks
-    if not 0 < tasks <= len(to_be_found(net)):
+    if not 0 < tasks <= len(routable_tasks(net)):
         raise CheckpointError(f"the file has a router for {tasks} finished tasks", remedy=_AGAIN)
     try:
         net.router = restore(kind, own, view(net, tasks))
     except AutoeideticError as error:
         raise CheckpointError(
             f"the file has a router {kind!r} that cannot be made: {error.fact}",
-            remedy=f"{error.remedy}; a kind of your own is registered with @autoeidetic.router "
+            remedy=f"{error.remedy}; a custom router must be registered with @autoeidetic.router "
             "before the network is loaded",
         ) from error
 
 
-def _second_goes_fit(task: Task, tasks: tuple[Task, ...]) -> bool:
-    """Are the tasks that it revisits, and that answers in its place, such tasks?"""
+def _revisits_fit(task: Task, tasks: tuple[Task, ...]) -> bool:
+    """Does a task revisit an earlier one, if any, and is it answered by a finished revisit?"""
     if task.revisits is not None and not 0 <= task.revisits < task.index:
         return False
     if task.answered_by is None:
@@ -197,15 +217,15 @@ def _second_goes_fit(task: Task, tasks: tuple[Task, ...]) -> bool:
 
 def _vector(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> np.ndarray:
     if name not in tensors or tuple(tensors[name].shape) != shape:
-        raise CheckpointError(f"the file has no {name} for every class", remedy=_AGAIN)
+        raise CheckpointError(f"the file does not have {name} for every unit", remedy=_AGAIN)
     return tensors[name].numpy()
 
 
 def check_model(model: Any) -> None:
-    """Is it a model, if there is one?
+    """Check the type of a model that the caller passed, if any.
 
     Raises:
-        InputError: it is something else.
+        InputError: it is not a module.
     """
     if model is not None and not isinstance(model, nn.Module):
         raise InputError(

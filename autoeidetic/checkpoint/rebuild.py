@@ -1,7 +1,7 @@
-"""Rebuild: how to make the bare model of a network again, by its name in timm or torchvision.
+"""Rebuild: build the bare model of a network again, by its name in timm or torchvision.
 
-A recipe is a name and a few numbers. It is trusted only when a model built from it without data
-is described by the same lines as the model itself.
+A recipe is a name and a few numbers. It is accepted only if a model built from it, without values,
+has the same description, line by line, as the model itself.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from ..enforce.guard import original_class
 from ..errors import CheckpointError
 
 Recipe = dict[str, Any]
-#: The only arguments that a recipe may have, and the libraries it may name.
+#: The libraries that a recipe may name, and the only arguments it may have: a file runs no code.
 _ARGUMENTS = {
     "timm": ("num_classes", "in_chans", "img_size"),
     "torchvision": ("num_classes", "image_size"),
 }
-#: Attributes that say nothing about what a model computes.
+#: Attributes that do not affect what a model computes.
 _IRRELEVANT = frozenset(
     "training _guard _compiled_call_impl pretrained_cfg default_cfg num_classes".split()
 )
-#: Of a family of torchvision; the sizes of its models tell where to look first.
+#: The most models of a torchvision family to try, nearest in size first.
 _MOST_CANDIDATES = 4
 _VERSION = "install the version of the library it was saved with, or pass model="
 _found: dict[int, Recipe] = {}
 
 
 def recipe(model: nn.Module, classes: int) -> Recipe:
-    """How to build the model; ``{"why_not": ...}`` when nothing known gives the same.
+    """How to build the model; ``{"why_not": ...}`` if no known model is the same.
 
     ``classes``: the size of its output layer.
     """
@@ -53,7 +53,7 @@ def _find(model: nn.Module, classes: int, wanted: list[str]) -> Recipe:
     for candidate in filter(_plain_arguments, _candidates(model, classes)):
         try:
             built = _build_without_data(candidate)
-        except Exception as error:  # whatever a constructor may raise for a wrong argument
+        except Exception as error:  # a constructor may raise anything for a wrong argument
             why_not = f"{candidate['library']}'s {candidate['name']} cannot be built: {error}"
             continue
         different = _difference(wanted, describe(built))
@@ -64,14 +64,14 @@ def _find(model: nn.Module, classes: int, wanted: list[str]) -> Recipe:
 
 
 def build(recipe: Recipe) -> nn.Module:
-    """The model of a recipe, with whatever values it starts with.
+    """The model of a recipe, with initial values.
 
     Raises:
-        CheckpointError: the recipe says that there is none, or names an unknown model.
+        CheckpointError: the file has no recipe, or it names an unknown model.
     """
     if "why_not" in recipe:
         raise CheckpointError(
-            f"the file does not tell how to build the model again ({recipe['why_not']})",
+            f"the file does not tell how to build the model ({recipe['why_not']})",
             remedy="pass model= (--model on the command line), a new model built as the saved one "
             "was; its values do not matter",
         )
@@ -83,7 +83,7 @@ def build(recipe: Recipe) -> nn.Module:
         )
     try:
         return _build(recipe, "cpu")
-    except Exception as error:  # whatever a constructor may raise
+    except Exception as error:  # a constructor may raise anything
         raise CheckpointError(
             f"the file is of {recipe['name']} with {recipe['arguments']}, which cannot be built: "
             f"{error}",
@@ -126,10 +126,10 @@ def _build_without_data(recipe: Recipe) -> nn.Module:
 
 
 def _build(recipe: Recipe, device: str) -> nn.Module:
-    """Without pretrained values: nothing is fetched from anywhere."""
+    """Build without pretrained values: nothing is downloaded."""
     name, arguments = recipe["name"], recipe["arguments"]
     with warnings.catch_warnings(), torch.device(device):
-        warnings.simplefilter("ignore")  # about initialisation, which is of no importance here
+        warnings.simplefilter("ignore")  # about initialisation; the values are replaced anyway
         if recipe["library"] == "timm":
             import timm
 
@@ -157,9 +157,11 @@ def _candidates(model: nn.Module, classes: int) -> Iterator[Recipe]:
 
 
 def _torchvision_names(model: nn.Module, kind: type, classes: int) -> list[str]:
-    """Builders of models of this class, the nearest in size first."""
+    """Names of torchvision models of this class, the nearest in size first."""
     import torchvision
 
+    # Published sizes are for the classes of the published weights. The difference of the head is
+    # corrected for, so that the right member of a family (resnet50, not resnet101) comes first.
     size = sum(parameter.numel() for parameter in model.parameters())
     heads = [p.numel() for p in model.parameters() if p.dim() > 1 and p.shape[0] == classes]
     per_class = heads[-1] // classes + 1 if heads else 0
@@ -174,12 +176,12 @@ def _torchvision_names(model: nn.Module, kind: type, classes: int) -> list[str]:
 
 
 def _size(meta: Mapping[str, Any], per_class: int, classes: int) -> int:
-    """The number of parameters of a model that is published, had it been for these classes."""
+    """The number of parameters that a published model would have with these classes."""
     return meta.get("num_params", 0) + per_class * (classes - len(meta.get("categories") or ()))
 
 
 def _config(model: nn.Module) -> Mapping[str, Any]:
-    """What timm notes on the models it builds."""
+    """The configuration that timm attaches to models."""
     config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
     return config if isinstance(config, Mapping) else {}
 
@@ -189,14 +191,14 @@ def _architecture(model: nn.Module) -> str:
 
 
 def _timm_candidates(model: nn.Module, classes: int) -> Iterator[Recipe]:
-    """With all that may differ from what the architecture has by itself, as far as one can see."""
+    """Recipes with the visible differences from the architecture's defaults."""
     channels, *size = _config(model).get("input_size") or (3,)
     image = getattr(getattr(model, "patch_embed", None), "img_size", None)
     resized = list(image) if isinstance(image, (tuple, list)) and list(image) != size else None
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
-    # not every model has its first convolution on the image itself
+    # The first convolution need not be on the image, so the default channels are tried first.
     for inputs in dict.fromkeys((channels, first.in_channels if first else channels)):
-        # an output layer that was replaced has another size than the model says
+        # A replaced output layer has another size than ``model.num_classes`` says.
         for outputs in dict.fromkeys((getattr(model, "num_classes", classes), classes)):
             arguments: dict[str, Any] = {"num_classes": outputs}
             if inputs != channels:
@@ -210,15 +212,16 @@ def _timm_candidates(model: nn.Module, classes: int) -> Iterator[Recipe]:
 
 
 def describe(model: nn.Module) -> list[str]:
-    """A model without its values: classes, settings and hooks of modules, shapes, ties."""
+    """A model without its values, as lines: types, settings, hooks, shapes and ties."""
     lines: list[str] = []
     first: dict[int, str] = {}
     for path, module in model.named_modules(remove_duplicate=False):
-        kind = original_class(module)
+        kind = original_class(module)  # guards replace the class of a module
         lines.append(f"'{path}' is {kind.__module__}.{kind.__qualname__}({module.extra_repr()})")
         for name, value in sorted(module.__dict__.items()):
             if name not in _IRRELEVANT and (text := _setting(name, value)) is not None:
                 lines.append(f"'{path}' has {name} = {text}")
+        # Non-persistent buffers are caches, which may not be there before the first call.
         persistent = {
             name: buffer
             for name, buffer in module._buffers.items()
@@ -232,6 +235,7 @@ def describe(model: nn.Module) -> list[str]:
 
 
 def _difference(wanted: list[str], found: list[str]) -> str | None:
+    """The first line that differs."""
     for ours, theirs in zip_longest(wanted, found, fillvalue="nothing"):
         if ours != theirs:
             return f"{ours}, not {theirs}"
@@ -239,7 +243,7 @@ def _difference(wanted: list[str], found: list[str]) -> str | None:
 
 
 def _setting(name: str, value: Any) -> str | None:
-    """A setting in words; None for what may be a cache: tensors, dictionaries, nothing."""
+    """A setting as text; None for values that may be a cache: tensors, dictionaries, None."""
     if name.endswith("_hooks"):
         return repr([_function(hook) for hook in value.values()]) if value else None
     if isinstance(value, (bool, int, float, str, torch.Size)):

@@ -1,4 +1,7 @@
-"""Record: everything about a saved network that is not a tensor, as plain JSON values."""
+"""Record: everything about a saved network that is not a tensor, as plain JSON values.
+
+Field names are keys of saved files. A file may have been edited, so every value is parsed by type.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,12 @@ from ..propagate.values import core
 from ..tasks.task import Frozen, Output, Reference, Seal, SealedTensor, Task
 
 Kind = TypeVar("Kind")
-#: Names of tensors in a file besides those of the network.
+#: Words for keys of the fingerprint, which saved files have under an older name.
+FINGERPRINT_WORDS = {
+    "number of classes": "number of units",
+    "classes of elements": "units of elements",
+}
+#: Names, or prefixes of names, of the tensors in a file besides those of the network.
 OWNERS, PRUNED, EXAMPLE, ROUTER = "owners", "pruned", "example.", "router."
 
 
@@ -29,11 +37,11 @@ class RouterRecord:
 
 @dataclass(frozen=True)
 class Record:
-    """What a file tells of a network besides its tensors.
+    """The description of a network in a file.
 
-    ``other_mode``: modules that are not in the network's mode. ``analysed_as``: the type of a
-    tensor when the model was converted, where it is another now. ``recipe``: how to build the
-    model. ``fingerprint``: what the model's analysis must give again.
+    ``other_mode``: modules whose training mode differs from the network's. ``analysed_as``: the
+    types at conversion of tensors that have another type now. ``recipe``: how to build the model.
+    ``fingerprint``: hashes that a new analysis of the model must reproduce.
     """
 
     versions: dict[str, str]
@@ -61,7 +69,7 @@ class Record:
         """The record in a file.
 
         Raises:
-            CheckpointError: something is missing or of another kind.
+            CheckpointError: something is missing or has another type.
         """
         try:
             return _parse(data)
@@ -73,25 +81,25 @@ class Record:
 
 
 def _parse(data: Any) -> Record:
-    options = _a(dict, data["options"])
+    options = _typed(dict, data["options"])
     return Record(
         versions=_dict(str, data["versions"]),
         options={
-            "forward_transfer": _a(bool, options["forward_transfer"]),
-            "keep_head": _a(bool, options["keep_head"]),
-            "recycle": _a(str, options["recycle"]),
+            "forward_transfer": _typed(bool, options["forward_transfer"]),
+            "keep_head": _typed(bool, options["keep_head"]),
+            "recycle": _typed(str, options["recycle"]),
         },
-        tasks=tuple(_task(task) for task in _a(list, data["tasks"])),
+        tasks=tuple(_task(task) for task in _typed(list, data["tasks"])),
         spreads={
             name: (float(mean), float(spread))
             for name, (mean, spread) in _dict(list, data["spreads"]).items()
         },
         example=data["example"],
-        training=_a(bool, data["training"]),
+        training=_typed(bool, data["training"]),
         other_mode=_list(str, data["other_mode"]),
         without_gradient=_list(str, data["without_gradient"]),
         analysed_as=_dict(str, data["analysed_as"]),
-        recipe=_a(dict, data["recipe"]),
+        recipe=_typed(dict, data["recipe"]),
         fingerprint=_dict(str, data["fingerprint"]),
         router=_maybe(_router, data["router"]),
     )
@@ -100,16 +108,16 @@ def _parse(data: Any) -> Record:
 def _router(data: Any) -> RouterRecord:
     if set(data) != {"kind", "tasks"}:
         raise ValueError(f"{sorted(data)!r:.80} about the router")
-    return RouterRecord(kind=_a(str, data["kind"]), tasks=_a(int, data["tasks"]))
+    return RouterRecord(kind=_typed(str, data["kind"]), tasks=_typed(int, data["tasks"]))
 
 
 def _task(data: Any) -> Task:
     return Task(
-        index=_a(int, data["index"]),
-        name=_a(str, data["name"]),
+        index=_typed(int, data["index"]),
+        name=_typed(str, data["name"]),
         classes=_dict(int, data["classes"]),
-        finished=_a(bool, data["finished"]),
-        seed=_a(int, data["seed"]),
+        finished=_typed(bool, data["finished"]),
+        seed=_typed(int, data["seed"]),
         revisits=_optional(int, data["revisits"]),
         answered_by=_optional(int, data["answered_by"]),
         seal=_maybe(_seal, data.get("seal")),  # earlier versions wrote none
@@ -120,19 +128,19 @@ def _seal(data: Any) -> Seal:
     frozen = data["frozen"]
     return Seal(
         frozen=Frozen(
-            owned=_a(str, frozen["owned"]),
+            owned=_typed(str, frozen["owned"]),
             tensors={
                 name: SealedTensor(
-                    type=_a(str, tensor["type"]),
-                    values=_a(int, tensor["values"]),
-                    digest=_a(str, tensor["digest"]),
+                    type=_typed(str, tensor["type"]),
+                    values=_typed(int, tensor["values"]),
+                    digest=_typed(str, tensor["digest"]),
                 )
                 for name, tensor in _dict(dict, frozen["tensors"]).items()
             },
         ),
         reference=_maybe(_reference, data["reference"]),
-        why_not=_a(str, data["why_not"]),
-        converted=_a(str, data["converted"]),
+        why_not=_typed(str, data["why_not"]),
+        converted=_typed(str, data["converted"]),
         terms=_maybe(partial(_dict, str), data.get("terms")),  # earlier versions wrote none
     )
 
@@ -140,13 +148,13 @@ def _seal(data: Any) -> Seal:
 def _reference(data: Any) -> Reference:
     return Reference(
         batch=_optional(int, data["batch"]),
-        inputs=_a(str, data["inputs"]),
+        inputs=_typed(str, data["inputs"]),
         outputs=tuple(
             Output(
-                type=_a(str, output["type"]),
+                type=_typed(str, output["type"]),
                 shape=tuple(_list(int, output["shape"])),
-                digest=_a(str, output["digest"]),
-                sample=_a(str, output["sample"]),
+                digest=_typed(str, output["digest"]),
+                sample=_typed(str, output["sample"]),
             )
             for output in _list(dict, data["outputs"])
         ),
@@ -154,14 +162,15 @@ def _reference(data: Any) -> Reference:
     )
 
 
-def _a(kind: type[Kind], value: Any) -> Kind:
+def _typed(kind: type[Kind], value: Any) -> Kind:
+    """The value, which must be exactly of this type: a bool is not an int."""
     if type(value) is not kind:
         raise TypeError(f"{value!r:.80} where a {kind.__name__} should be")
     return value
 
 
 def _optional(kind: type[Kind], value: Any) -> Kind | None:
-    return None if value is None else _a(kind, value)
+    return None if value is None else _typed(kind, value)
 
 
 def _maybe(parse: Callable[[Any], Kind], value: Any) -> Kind | None:
@@ -169,15 +178,15 @@ def _maybe(parse: Callable[[Any], Kind], value: Any) -> Kind | None:
 
 
 def _list(kind: type[Kind], value: Any) -> list[Kind]:
-    return [_a(kind, item) for item in _a(list, value)]
+    return [_typed(kind, item) for item in _typed(list, value)]
 
 
 def _dict(kind: type[Kind], value: Any) -> dict[str, Kind]:
-    return {name: _a(kind, item) for name, item in _a(dict, value).items()}
+    return {name: _typed(kind, item) for name, item in _typed(dict, value).items()}
 
 
 def versions() -> dict[str, str]:
-    """Of what decides how a model is built and analysed."""
+    """The versions of the packages that decide how a model is built and analysed."""
     return {name: _version(name) for name in ("autoeidetic", "torch", "timm", "torchvision")}
 
 
@@ -189,8 +198,15 @@ def _version(name: str) -> str:
 
 
 def fingerprint(blueprint: Blueprint) -> dict[str, str]:
-    """What must be the same in a model that takes over the owners of another one."""
+    """Hashes of everything in an analysis that gives the stored owners their meaning.
+
+    Owners are a vector indexed by unit number. They are valid for a rebuilt model only if every
+    number denotes the same channels: the same units of every parameter element and buffer, the same
+    dependencies between units, groups, heads and operators. The keys are those of saved files,
+    written when a unit was called a class.
+    """
     plan = blueprint.plan
+    # The units of every element, as arrays: together with ``requires`` they are the whole plan.
     numbers: list[Any] = [plan.requires, plan.elements]
     numbers += [core(entry.units).numpy() for entry in plan.parameters.values()]
     numbers += [core(units).numpy() for units in plan.buffers.values()]

@@ -1,4 +1,4 @@
-"""Report: what an audit found, task by task."""
+"""Report: the results of an audit, task by task."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ _NAMES = 5
 
 @dataclass(frozen=True)
 class OutputAudit:
-    """Reference outputs then and now.
+    """Comparison of the reference outputs with those recorded in the file.
 
-    ``values`` is how many there are, ``compared`` how many of them are in the file; of these
-    ``changed`` differ, by up to ``largest``. ``same`` is about all of them; None when they were not
-    asked for.
+    There are ``values`` values, of which the file has ``compared``; ``changed`` of these differ, by
+    up to ``largest``. ``same`` is about all values, by their digests; None if not checked.
     """
 
     same: bool | None
@@ -41,15 +40,20 @@ NOT_ASKED = OutputAudit(None)
 
 @dataclass(frozen=True)
 class TaskAudit:
-    """One finished task.
+    """Audit of one finished task.
 
-    ``verdict`` is "held"; "changed": frozen values, owners or terms are not those that were sealed,
-    of the tensors that ``changed`` names with the number of values that the task froze in them;
-    "outputs": only its outputs differ; "converted": the network got another type afterwards, so
-    that the seal no longer applies; "unsealed": it has none. ``owners``: does it own what it owned?
-    ``terms``: its name, classes and the like that are not as sealed, with what they were and what
-    they are. ``answered_by``: the second go that answers in its place, by its name. ``note`` says
-    more.
+    ``verdict`` is one of
+
+    - "held": everything is as sealed
+    - "changed": frozen values, owners or terms are not as sealed
+    - "outputs": only its outputs differ
+    - "converted": the network was converted to another type since, so the seal no longer applies
+    - "unsealed": the task has no seal
+
+    ``changed`` has the tensors that are not as sealed, with the number of values that the task
+    froze in each. ``owners``: does the task own the same units? ``terms`` has its name, classes and
+    options that are not as sealed, as (sealed, now). ``answered_by`` is the name of the revisit
+    that answers in its place. ``note`` has further details.
     """
 
     task: int
@@ -70,14 +74,15 @@ class TaskAudit:
 
 @dataclass(frozen=True)
 class Audit:
-    """What became of the finished tasks in a file.
+    """Audit of the finished tasks in a file.
 
-    ``damage`` is about the file as a whole: it is cut, or its own digest is not right. ``digest``
-    is over all that decides about an answer: noted down elsewhere, it shows later that nobody made
-    new seals, lets another task answer, or has put another router in. ``noted``: are the seals of
-    that time in the file; ``answers``: is all else that decides about an answer as it was then;
-    None when the digest does not tell, or none was passed. ``router`` is the one in the file.
-    ``ok``: every finished task is what it was, the file is intact, and all is as it was noted.
+    ``damage`` is about the file as a whole: it is truncated, or its own digest is wrong. ``digest``
+    covers everything that decides an answer: kept elsewhere, it shows later that nobody has sealed
+    tasks anew, let another task answer, or replaced the router. ``noted``: are the seals of the
+    passed digest in the file? ``answers``: is everything else that decides an answer as it was
+    then? Both are None if no digest was passed, or the digest does not tell. ``router`` describes
+    the router in the file. ``ok``: every finished task is as sealed, the file is intact, and
+    everything is as noted.
     """
 
     path: str
@@ -95,7 +100,7 @@ class Audit:
 
     @property
     def tampered(self) -> tuple[TaskAudit, ...]:
-        """The tasks whose own values, owners or terms are not those that were sealed."""
+        """The tasks whose own values, owners or terms are not as sealed."""
         return tuple(task for task in self.tasks if task.verdict == CHANGED)
 
     def to_dict(self) -> dict[str, Any]:

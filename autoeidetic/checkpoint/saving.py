@@ -1,6 +1,7 @@
-"""Saving: a network in one file, with every bit that matters in what comes after.
+"""Saving: write a network to one file, complete enough to continue from it bit for bit.
 
-The file holds the values of the backbone and the heads, who owns what, and a record of the rest.
+The file holds the tensors of the backbone, the heads and the router, the owners, and a JSON record
+of everything else.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from .record import EXAMPLE, OWNERS, PRUNED, ROUTER, Record, RouterRecord, finge
 def save(net: Network, path: Any) -> None:
     """Write a network to one file, all or nothing.
 
-    The file is about as large as the model and its heads. A network can be saved at any time, in
-    the middle of a task as well. The optimizer and the state of random generators are not in it,
-    nor what a module keeps outside of parameters and buffers.
+    The file is about as large as the model and its heads. A network can be saved at any time, also
+    in the middle of a task. The optimizer, the state of random generators, and attributes of
+    modules that are not parameters or buffers are not saved.
 
     Example:
         >>> import tempfile, torch, autoeidetic
@@ -41,6 +42,7 @@ def save(net: Network, path: Any) -> None:
     """
     file = archive.as_path(path)
     with archive.about(path), undisturbed():
+        # An optimizer step may have moved frozen values since the last pass; save the pinned ones.
         net.pins.impose()
         values = distinct(net.slots)
         _check_storable(net, values)
@@ -68,6 +70,8 @@ def save(net: Network, path: Any) -> None:
                 for name, tensor in values.items()
                 if isinstance(tensor, nn.Parameter) and not tensor.requires_grad
             ],
+            # net.half() and the like change types after the analysis. A loaded model is analysed in
+            # the types of the first conversion, to get the same units.
             analysed_as={
                 name: str(net.analysed_types[name])
                 for name, tensor in values.items()
@@ -81,6 +85,7 @@ def save(net: Network, path: Any) -> None:
 
 
 def _check_storable(net: Network, values: Mapping[str, Tensor]) -> None:
+    """Refuse state that a file would lose without a word."""
     for name, tensor in values.items():
         if tensor.is_meta or tensor.layout != torch.strided:
             raise CheckpointError(
@@ -94,13 +99,14 @@ def _check_storable(net: Network, values: Mapping[str, Tensor]) -> None:
                 place=Place(module=path),
                 remedy="keep the state in buffers",
             )
+    # Two parameters in one memory are tied in a way that neither file nor rebuilt model can show.
     first: dict[int, str] = {}
     for name, tensor in values.items():
         if isinstance(tensor, nn.Parameter) and tensor.numel():
             other = first.setdefault(tensor.data_ptr(), name)
             if other != name:
                 raise CheckpointError(
-                    f"the file cannot hold that {name} and {other} are different parameters in one "
-                    "memory",
+                    f"the file cannot hold {name} and {other}, which are different parameters in "
+                    "one memory",
                     remedy="tie them by using the same Parameter in both places",
                 )

@@ -1,4 +1,4 @@
-"""Metrics of continual learning, from the accuracies after every task."""
+"""Accuracy matrix: accuracies after every task, and the metrics of continual learning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AccuracyMatrix:
 
     Args:
         rows: one for each task; row ``i`` needs only its first ``i + 1`` values.
-        names: of the tasks.
+        names: the names of the tasks.
 
     Example:
         >>> matrix = AccuracyMatrix([[0.9], [0.9, 0.8], [0.9, 0.8, 0.7]])
@@ -64,9 +64,10 @@ class AccuracyMatrix:
         return _mean(self.rows[-1] if self.rows else ())
 
     def backward_transfer(self) -> float:
-        """Mean of what happened to earlier tasks since each was finished; below 0 is forgetting.
+        """Mean change of the accuracy on earlier tasks since each was finished.
 
-        Exactly 0.0 for networks that cannot forget. NaN for fewer than two tasks.
+        Negative values are forgetting; networks that cannot forget have exactly 0.0. NaN for fewer
+        than two tasks.
 
         >>> AccuracyMatrix([[1.0], [0.75, 1.0]]).backward_transfer()
         -0.25
@@ -75,7 +76,7 @@ class AccuracyMatrix:
         return _mean([now - then for now, then in zip(last, self.diagonal, strict=True)][:-1])
 
     def forgetting(self) -> float:
-        """Mean over earlier tasks of the best accuracy they ever had less that of now.
+        """Mean over earlier tasks of the best accuracy so far minus the accuracy now.
 
         As in Chaudhry et al. (2018): the best one before the last task was learned.
 
@@ -90,17 +91,17 @@ class AccuracyMatrix:
         return _mean(lost)
 
     def forward_transfer(self, alone: Sequence[float] | Mapping[int, float]) -> float:
-        """Mean of what each task gained from those before it, when it was finished.
+        """Mean gain of each task, when it was finished, from the tasks before it.
 
         Args:
-            alone: the accuracy of the same network trained on each task alone.
+            alone: the accuracy of the same network when trained on each task alone.
 
         Example:
             >>> AccuracyMatrix([[0.75], [0.75, 1.0]]).forward_transfer([0.75, 0.5])
             0.25
 
         Raises:
-            InputError: not one for each task.
+            InputError: there is not one accuracy for each task.
         """
         pairs = alone if isinstance(alone, Mapping) else dict(enumerate(alone))
         if set(pairs) != set(range(len(self))):
@@ -140,6 +141,7 @@ class AccuracyMatrix:
 
 
 def _square(rows: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
+    """Rows padded with NaN to a square matrix."""
     whole = []
     for task, row in enumerate(rows):
         values = [float(value) for value in row]
@@ -156,5 +158,6 @@ def _square(rows: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
 def _mean(values: Sequence[float]) -> float:
     if not values:
         return math.nan
+    # fsum rounds once, so differences that cancel give exactly 0; it raises on infinities.
     exact = math.fsum if all(map(math.isfinite, values)) else sum
     return float(exact(values)) / len(values)

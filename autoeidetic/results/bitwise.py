@@ -1,4 +1,4 @@
-"""Bitwise: the digests of finished tasks over time, and whether they agree."""
+"""Bitwise: digests of finished tasks over time, and whether they agree."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from ..common.tables import html, table
 class Kept:
     """The digests of one task, by the task after which they were taken.
 
-    ``answered_by`` is the second go at the task that answered in its place, if one did.
-    ``same`` is None when the task was asked different things, so that its answers cannot be
-    compared.
+    ``answered_by`` is the revisit that answered in the task's place, if one did. ``same`` is None
+    if the inputs were never the same, so that outputs cannot be compared.
     """
 
     task: int
@@ -25,6 +24,7 @@ class Kept:
 
     @property
     def same(self) -> bool | None:
+        # Outputs are compared only among evaluations with the same inputs.
         answers: dict[str, set[str]] = {}
         for after, asked in self.inputs.items():
             answers.setdefault(asked, set()).add(self.outputs[after])
@@ -35,7 +35,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Bitwise:
-    """Of every finished task: has a bit of its outputs moved?
+    """Whether the outputs of every finished task have stayed the same, bit for bit.
 
     Example:
         >>> asked = {"inputs": "a1", "outputs": "b1"}
@@ -57,6 +57,8 @@ class Bitwise:
             for result in results:
                 task, by, digest = result["task"], result.get("answered_by"), result["digest"]
                 if digest is not None:
+                    # A task and a revisit that answers for it have different outputs by design,
+                    # so they are compared separately.
                     own = kept.setdefault((task, -1 if by is None else by), Kept(task, {}, {}, by))
                     own.inputs[after] = digest["inputs"]
                     own.outputs[after] = digest["outputs"]
@@ -64,7 +66,7 @@ class Bitwise:
 
     @property
     def ok(self) -> bool | None:
-        """Are all the same; None when that cannot be told of some, or of none at all."""
+        """True if all are the same; None if some cannot be compared, or there are none."""
         verdicts = [kept.same for kept in self.tasks]
         if False in verdicts:
             return False

@@ -1,4 +1,4 @@
-"""Rows: the epochs of a run, as they are recorded."""
+"""Epoch rows: the epochs of a run, as rows of metrics.csv."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 from ..common.tables import line
 from ..errors import InputError
 
-#: Of metrics.csv, before those that a user adds.
+#: The columns of metrics.csv, before those that a user adds.
 COLUMNS = tuple("task phase round epoch loss accuracy pruned free lr seconds".split())
 
 Row = dict[str, Any]
 
 
 def key(row: Row) -> tuple[Any, ...]:
-    """What tells one epoch from another."""
+    """The key of an epoch: a row with the same key replaces it."""
     return row["task"], row["phase"], row["round"], row["epoch"]
 
 
 def as_row(values: Mapping[str, Any]) -> Row:
-    """Values of an epoch with their right types; what is None is left out.
+    """The values of an epoch converted to their types, without those that are None.
 
     >>> as_row({"task": 0, "number": 3, "loss": 1, "accuracy": None})
     {'task': 0, 'phase': 'train', 'round': 0, 'epoch': 3, 'loss': 1.0}
 
     Raises:
-        InputError: one is missing, or not a number.
+        InputError: a value is missing, or is not a number.
     """
     left = {line(str(name)): value for name, value in values.items() if value is not None}
     if "number" in left:
@@ -49,22 +49,22 @@ def _number(name: str, value: Any, kind: type) -> Any:
 
 
 def parsed(cells: Mapping[str, str]) -> Row:
-    """A row of metrics.csv.
+    """A row read from metrics.csv.
 
     Raises:
-        InputError: it is not one.
+        InputError: it is not the row of an epoch.
     """
     try:
         return as_row({name: cell for name, cell in cells.items() if cell != ""})
     except InputError as error:
         raise InputError(
-            f"metrics.csv has a row that is not of an epoch: {error.fact}",
+            f"metrics.csv has a row that is not an epoch: {error.fact}",
             remedy="restore the file, or choose another directory",
         ) from error
 
 
 def epochs(history: Any) -> list[Row]:
-    """The rows of a history: of a list, or of what has a list of epochs."""
+    """The rows of a history: a list, or an object with a list of epochs."""
     if history is None:
         return []
     rows = history if isinstance(history, Iterable) else history.epochs
@@ -72,7 +72,7 @@ def epochs(history: Any) -> list[Row]:
 
 
 def as_mapping(values: Any) -> dict[str, Any]:
-    """Of a mapping, a dataclass or None.
+    """The values of a mapping or a dataclass as a dict; empty for None.
 
     Raises:
         InputError: it is something else.

@@ -1,4 +1,4 @@
-"""Drawing: what all plots share. matplotlib is imported only when something is drawn."""
+"""Figures: the parts that all plots share. matplotlib is imported only when a plot is drawn."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Okabe and Ito's colours, which everybody can tell apart, without the two that are hard to see.
+#: The colour-blind safe palette of Okabe and Ito, without its two faint colours.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
 FREE, GRID, INK = "#E6E6E6", "#D9D9D9", "#333333"
 WIDTH, SMALL, MEDIUM = 6.5, 8, 9
 
 
 def need_matplotlib() -> None:
-    """Say what to do where it is not installed.
+    """Check that matplotlib is installed.
 
     Raises:
         InputError: it is not.
@@ -38,7 +38,7 @@ def need_matplotlib() -> None:
 
 
 def colour_of(task: int, count: int) -> str:
-    """A colour for a task; from dark to light, in order, when there are many.
+    """The colour of a task; for many tasks, a scale from dark to light.
 
     >>> colour_of(0, 3)
     '#0072B2'
@@ -52,13 +52,14 @@ def colour_of(task: int, count: int) -> str:
 
 
 def rendered(figure: Figure, form: str) -> bytes:
-    """A figure as "png" or "svg"; names of the user's are drawn as they are."""
+    """A figure as "png" or "svg"; names given by users are not parsed as math."""
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
         text.set_parse_math(False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        # Without a date in the file, the same figure gives the same bytes.
         target = io.BytesIO()
         metadata = {"Date": None} if form == "svg" else {}
         figure.savefig(target, format=form, dpi=200, bbox_inches="tight", metadata=metadata)
@@ -66,7 +67,7 @@ def rendered(figure: Figure, form: str) -> bytes:
 
 
 def new_figure(width: float, height: float, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure with panels above each other.
+    """A figure with ``rows`` panels above each other.
 
     Raises:
         InputError: matplotlib is not installed.
@@ -83,7 +84,7 @@ def finished(figure: Figure, path: Any) -> Figure:
     """The figure, written to a path if there is one.
 
     Raises:
-        InputError: the suffix is not known, or the file cannot be written.
+        InputError: the suffix is unknown, or the file cannot be written.
     """
     if path is None:
         return figure
@@ -103,7 +104,7 @@ def plain_axes(ax: Axes) -> None:
 
 
 def name_ticks(ax: Axes, places: Sequence[float] | range, names: Sequence[str]) -> None:
-    """Names of tasks along the horizontal axis, slanted where they need room."""
+    """Put the names of tasks on the horizontal axis, slanted if they are long."""
     labels = [short(name, 18) for name in names]
     crowded = sum(len(label) for label in labels) > 60
     ax.set_xticks(
@@ -113,7 +114,7 @@ def name_ticks(ax: Axes, places: Sequence[float] | range, names: Sequence[str]) 
 
 
 def short(name: str, length: int) -> str:
-    """A name that fits, with its end, which tells more than its beginning.
+    """A name shortened to its end, which says more than its beginning.
 
     >>> short("stages.3.blocks.11.attention", 18)
     '…11.attention'

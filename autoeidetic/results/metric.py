@@ -1,7 +1,7 @@
-"""Metric: any measure of (output, target) behind one small interface.
+"""Metric: any measure of (output, target) behind one small interface; accuracy by default.
 
-A plain function, an object like those of torchmetrics, or nothing at all (then it is accuracy)
-becomes an :class:`Accumulator`: ``update`` with every batch, ``compute`` at the end.
+A function, an object like those of torchmetrics, or None (accuracy) becomes an
+:class:`Accumulator`: ``update`` with every batch, ``compute`` at the end.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ MetricFunction = Callable[[Any, Any], Any]
 
 
 class Accumulator(Protocol):
-    """Gathers a measure over batches."""
+    """Accumulates a measure over batches."""
 
     name: str
 
     def update(self, output: Any, target: Any) -> None:
-        """Take a batch into account."""
+        """Add a batch."""
 
     def compute(self) -> float:
-        """The measure over all batches since the last reset, of all processes."""
+        """The measure over the batches of all processes since the last reset."""
 
     def reset(self) -> None:
         """Forget all batches."""
@@ -50,8 +50,8 @@ def accumulator(
             ``compute`` and ``reset``, such as a torchmetrics ``Metric``.
         device: where an object with a method ``to`` is moved.
         together: with several processes, ``compute`` is over the batches of all of them, and all
-            have to call it. Objects exchange what they need themselves, as those of
-            torchmetrics do.
+            must call it. Objects must exchange their state themselves, as those of torchmetrics
+            do.
 
     Example:
         >>> import torch
@@ -62,7 +62,7 @@ def accumulator(
         3.0
 
     Raises:
-        InputError: it is nothing of the kind.
+        InputError: it is not a metric.
     """
     if metric is None:
         return Mean(accuracy, together)
@@ -82,7 +82,7 @@ def accumulator(
 
 
 class Mean:
-    """The mean of what a function returns, over samples."""
+    """The mean over samples of the values that a function returns."""
 
     def __init__(self, function: MetricFunction, together: bool = True) -> None:
         self.name = getattr(function, "__name__", type(function).__qualname__)
@@ -103,12 +103,14 @@ class Mean:
                 f"metric '{self.name}' returned a {type(value).__qualname__}",
                 remedy="return a number, or a tensor with one for every sample",
             ) from error
+        # One number for the whole batch: the last batch may be smaller, so weigh by samples.
         samples = len(first_tensor(target, "target"))
         self._sum += number * samples
         self._count += samples
 
     def compute(self) -> float:
         pair = [self._sum, float(self._count)]
+        # Sums are exchanged, not means: processes may have different numbers of samples.
         value, count = sums(torch.tensor(pair, dtype=torch.float64), self._together).tolist()
         return value / count if count else math.nan
 
@@ -117,7 +119,7 @@ class Mean:
 
 
 class Delegate:
-    """An object that gathers by itself."""
+    """A metric object that accumulates by itself."""
 
     def __init__(self, metric: Any, device: torch.device | str | None = None) -> None:
         self.name = type(metric).__qualname__
@@ -152,7 +154,7 @@ def sums(tensor: Tensor, together: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class Judged:
-    """Of every target that counts: is the answer right, and which class is it about?"""
+    """For every target that counts: is the answer right, and which class is it about?"""
 
     right: Tensor
     label: Tensor
@@ -160,12 +162,12 @@ class Judged:
 
 
 def accuracy(output: Any, target: Any) -> Tensor:
-    """Which targets are met: 1 or 0 for each.
+    """Whether each target is met: 1 or 0.
 
-    Whole-number targets are compared with the largest of the classes, along dimension 1:
-    ``[N]`` for outputs ``[N, C]``, or dense, ``[N, H, W]`` for ``[N, C, H, W]``; -100 is left
-    out. Real targets of the output's shape are labels of which several may hold: an answer is
-    above 0 or not; NaN is left out. Of a structured output the first tensor counts.
+    Integer targets are compared with the argmax over classes, along dimension 1: ``[N]`` for
+    outputs ``[N, C]``, or dense, ``[N, H, W]`` for ``[N, C, H, W]``; -100 is ignored. Real targets
+    of the output's shape are multi-label: an output above 0 is a yes; NaN is ignored. Of a
+    structured output the first tensor counts.
 
     Example:
         >>> import torch
@@ -191,19 +193,22 @@ def judge(output: Any, target: Any) -> Judged:
         )
     output, target = first_tensor(output, "output").detach(), first_tensor(target, "target")
     target = target.to(output.device)
-    if whole(target):
+    if holds_class_numbers(target):
         return _one_of(output, target.long())
     return _several(output, target)
 
 
 def _one_of(output: Tensor, target: Tensor) -> Judged:
+    # output: [N, classes, *positions]; target: [N, *positions].
     known = target != IGNORED
     right = output.argmax(1) == target
     return Judged(right[known], target[known], output.shape[1])
 
 
 def _several(output: Tensor, target: Tensor) -> Judged:
-    """The labels are along dimension 1; without one there is a single label."""
+    """Multi-label targets: labels along dimension 1, or a single label without that dimension."""
+    # output and target: [N, labels, *positions], or [N] for a single label. An output above 0 is a
+    # probability above 0.5 of binary cross entropy with logits.
     known = ~target.isnan()
     right = (output > 0) == (target > 0.5)
     classes = output.shape[1] if output.dim() > 1 else 1
@@ -213,11 +218,11 @@ def _several(output: Tensor, target: Tensor) -> Judged:
 
 
 def misfit(output: Any, target: Any) -> str:
-    """Why accuracy cannot be told of these; "" when it can."""
+    """Why accuracy is not defined for these; "" if it is."""
     output, target = first_tensor(output, "output"), first_tensor(target, "target")
     shapes = f"targets of shape {tuple(target.shape)} ({target.dtype}) for outputs of shape "
     shapes += f"{tuple(output.shape)}"
-    if not whole(target):
+    if not holds_class_numbers(target):
         return "" if target.shape == output.shape else shapes
     if output.dim() < 2 or target.shape != output.shape[:1] + output.shape[2:]:
         return shapes
@@ -228,11 +233,11 @@ def misfit(output: Any, target: Any) -> str:
     return ""
 
 
-def whole(target: Tensor) -> bool:
-    """Are these class numbers, rather than labels that hold or not?"""
+def holds_class_numbers(target: Tensor) -> bool:
+    """Are these class numbers, instead of multi-label values?"""
     return not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
 
 
 def first_tensor(value: Any, what: str) -> Tensor:
-    """The tensor that counts."""
+    """The first tensor of a structure."""
     return batches.first_tensor(value, what, "pass metric=, a function of (output, target)")

@@ -1,7 +1,7 @@
 """Plots: drawings of a run, for a report or a paper. Needs matplotlib.
 
-Figures are built directly, without pyplot, so that nobody's backend or settings are touched.
-Every function returns the figure, and writes it if it gets a path: PNG or SVG by its suffix.
+Figures are built without pyplot, so the user's backend and settings are not touched. Every function
+returns the figure, and writes it if a path is given: PNG or SVG by its suffix.
 """
 
 from __future__ import annotations
@@ -13,19 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ..common.tables import line
 from ..errors import InputError
 from .accuracy_matrix import AccuracyMatrix
-from .figures import (
-    FREE,
-    GRID,
-    MEDIUM,
-    SMALL,
-    WIDTH,
-    colour_of,
-    finished,
-    name_ticks,
-    new_figure,
-    plain_axes,
-    short,
-)
+from .curves import Curves, draw_curves, limits, points_by_task
+from .figures import FREE, MEDIUM, SMALL, WIDTH, colour_of, finished, name_ticks, new_figure, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,11 +22,10 @@ if TYPE_CHECKING:
 
     from ..tasks.capacity import Capacity
 
-#: Cells of a heat map have their numbers in them up to so many tasks.
+#: The most tasks for which the cells of a heat map show their numbers.
 _NUMBERED = 12
-_LEGEND = 66  # letters in a line of the legend, with the squares before them
-
-Curves = Mapping[int, Sequence[tuple[float, float]]]
+#: Letters that fit in a line of the legend.
+_LEGEND = 66
 
 
 # -- accuracy over time ---------------------------------------------------------------------------
@@ -57,12 +45,12 @@ def accuracy_over_time(
 
     Args:
         curves: the accuracies after every task; or, for each task, pairs (step, accuracy).
-        path: where to write it.
+        path: the file to write.
         compare: the same of another method, for a second panel.
-        titles: of the two panels.
+        titles: the titles of the two panels.
         boundaries: with curves of steps: where each task ends.
-        names: of the tasks.
-        measure: what is on the vertical axis.
+        names: the names of the tasks.
+        measure: the name of the vertical axis.
 
     Example:
         >>> eidetic = AccuracyMatrix([[0.97], [0.97, 0.95], [0.97, 0.95, 0.96]])
@@ -81,12 +69,13 @@ def accuracy_over_time(
         )
     if isinstance(curves, AccuracyMatrix) and not names:
         names = curves.names
-    names = _names(names, max(max(_lines(each), default=-1) for each in sets) + 1)
+    names = _names(names, max(max(points_by_task(each), default=-1) for each in sets) + 1)
     figure, axes = new_figure(WIDTH, 1.0 + 2.2 * len(sets), rows=len(sets))
-    span = _span([y for each in sets for points in _lines(each).values() for _, y in points])
+    points = [point for each in sets for curve in points_by_task(each).values() for point in curve]
+    span = limits([accuracy for _, accuracy in points])
     for number, (each, ax) in enumerate(zip(sets, axes, strict=True)):
         ax.set_ylim(*span)
-        _draw_curves(ax, each, boundaries, names)
+        draw_curves(ax, each, boundaries, names)
         ax.set_ylabel(measure, fontsize=MEDIUM)
         if len(sets) > 1:
             ax.set_title(line(titles[number]), fontsize=MEDIUM, loc="left", fontweight="bold")
@@ -96,80 +85,6 @@ def accuracy_over_time(
     else:
         axes[-1].set_xlabel("epochs", fontsize=MEDIUM)
     return finished(figure, path)
-
-
-def _draw_curves(
-    ax: Axes, curves: AccuracyMatrix | Curves, boundaries: Sequence[float], names: Sequence[str]
-) -> None:
-    matrix = isinstance(curves, AccuracyMatrix)
-    lines = _lines(curves)
-    plain_axes(ax)
-    for end in range(1, len(names) + 1) if matrix else boundaries:
-        ax.axvline(end, color=GRID, linewidth=0.8, zorder=0)
-    ends: list[tuple[float, float, str, str]] = []
-    for task, points in sorted(lines.items()):
-        colour = colour_of(task, len(names))
-        xs, ys = zip(*points, strict=True)
-        marker = "o" if len(points) <= 20 else ""
-        ax.plot(xs, ys, color=colour, linewidth=1.6, marker=marker, markersize=3.5)
-        ends += [(x, y, names[task], colour) for x, y in points if math.isfinite(y)][-1:]
-    last = max(x for points in lines.values() for x, _ in points)
-    first = min(x for points in lines.values() for x, _ in points)
-    width = last - first
-    left = (0.09 if matrix else 0.03) * width or 1.0  # a single task is at the right
-    ax.set_xlim(first - left, last + (0.03 * width or 0.03))
-    _label_ends(ax, ends)
-
-
-def _label_ends(ax: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Names at the right end of the curves, moved apart where they would overlap."""
-    low, high = ax.get_ylim()
-    inches = ax.bbox.height / ax.figure.dpi
-    gap = (high - low) * (SMALL * 1.25 / 72) / inches
-    placed = apart([y for _, y, _, _ in ends], gap, low, high)
-    right = ax.get_xlim()[1]
-    step = (right - ax.get_xlim()[0]) * 0.02
-    for (x, y, name, colour), at in zip(ends, placed, strict=True):
-        ax.plot([x, right + step], [y, at], color=colour, linewidth=0.6, clip_on=False)
-        ax.text(right + 1.5 * step, at, short(name, 18), color=colour, fontsize=SMALL, va="center")
-
-
-def apart(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """The values, at least ``gap`` from each other and as near to themselves as that allows.
-
-    >>> apart([0.5, 0.5, 0.9], 0.1, 0.0, 1.0)
-    [0.5, 0.4, 0.9]
-    """
-    order = sorted(range(len(values)), key=lambda n: (-values[n], n))
-    placed = [0.0] * len(values)
-    ceiling = high
-    for n in order:
-        placed[n] = min(values[n], ceiling)
-        ceiling = placed[n] - gap
-    floor = low
-    for n in reversed(order):
-        placed[n] = max(placed[n], floor)
-        floor = placed[n] + gap
-    return placed
-
-
-def _lines(curves: AccuracyMatrix | Curves) -> dict[int, list[tuple[float, float]]]:
-    if not isinstance(curves, AccuracyMatrix):
-        return {task: list(points) for task, points in curves.items() if points}
-    rows = curves.rows
-    return {
-        task: [(after + 1.0, rows[after][task]) for after in range(task, len(rows))]
-        for task in range(len(rows))
-    }
-
-
-def _span(values: Sequence[float]) -> tuple[float, float]:
-    if not values:
-        raise InputError("there is nothing to draw", remedy="draw after the first task")
-    known = [value for value in values if math.isfinite(value)]
-    low, high = min(known, default=0.0), max(known, default=1.0)
-    room = max(0.06 * (high - low), 0.02)
-    return low - room, high + room
 
 
 # -- heat maps ------------------------------------------------------------------------------------
@@ -195,12 +110,12 @@ def accuracy_matrix(
 def reuse(
     capacity: Capacity | Mapping[str, Any], path: Any = None, *, names: Sequence[str] = ()
 ) -> Figure:
-    """How much of what a task reads was learned by which task, as a heat map.
+    """The share of what each task reads that was learned by each task, as a heat map.
 
     Args:
-        capacity: of the network, or its ``to_dict()``.
-        path: where to write it.
-        names: of the tasks.
+        capacity: the network's capacity, or its ``to_dict()``.
+        path: the file to write.
+        names: the names of the tasks.
 
     Example:
         >>> figure = reuse({"reuse": [[1.0, 0.0], [0.3, 0.7]]})
@@ -211,6 +126,7 @@ def reuse(
         InputError: matplotlib is missing, or the suffix of the path is not known.
     """
     rows = _dict(capacity)["reuse"]
+    # A task cannot read what later tasks learn: those cells stay empty instead of 0.
     rows = [[v if s <= t else math.nan for s, v in enumerate(row)] for t, row in enumerate(rows)]
     labels = ("reads what was learned by", "weights of", "share of weight magnitude")
     names = _names(names, len(rows))
@@ -226,7 +142,7 @@ def _heat_map(
 ) -> Figure:
     side = min(max(0.46 * len(rows), 1.6), 5.0)
     figure, (ax,) = new_figure(side + 2.0, side + 1.1)
-    # from 0 to 1 unless there is more, so that small differences do not look large
+    # The scale is 0 to 1, or wider, so that small differences do not look large.
     known = [value for row in rows for value in row if math.isfinite(value)]
     low, high = min(known, default=0.0), max(known, default=1.0)
     low, high = min(low, 0.0), max(high, 1.0)
@@ -269,13 +185,13 @@ def capacity_by_group(
     names: Sequence[str] = (),
     limit: int = 40,
 ) -> Figure:
-    """How each group is divided between the tasks, and what is free: one bar for each group.
+    """How each group's units are divided between the tasks and free units: a bar for each group.
 
     Args:
-        capacity: of the network, or its ``to_dict()``.
-        path: where to write it.
-        names: of the tasks.
-        limit: of more groups than this the largest are drawn.
+        capacity: the network's capacity, or its ``to_dict()``.
+        path: the file to write.
+        names: the names of the tasks.
+        limit: the most groups to draw; the largest ones are.
 
     Example:
         >>> group = {"name": "layer1", "size": 8, "tasks": [4, 2], "free": 2}
@@ -293,6 +209,7 @@ def capacity_by_group(
     shares = [[*whole["tasks"], whole["free"]]]
     shares += [[n / max(g["size"], 1) for n in (*g["tasks"], g["free"])] for g in groups]
     labels = ["all parameters", *(f"{short(g['name'], 34)} ({g['size']})" for g in groups)]
+    # One bar for the whole network on top, a gap, then one bar per group.
     places = [0.0, *(n + 1.5 for n in range(len(groups)))]
     figure, (ax,) = new_figure(WIDTH, 1.3 + 0.19 * len(places))
     _stack(ax, places, shares, [*names, "free"])
@@ -324,6 +241,7 @@ def _stack(
         left = [a + b for a, b in zip(left, widths, strict=True)]
     handles, labels = ax.get_legend_handles_labels()
     columns = min(count + 1, 6, _LEGEND // (max(map(len, labels)) + 4))
+    # matplotlib fills a legend column by column; reorder so that it reads row by row.
     row_by_row = [n for c in range(columns) for n in range(c, count + 1, columns)]
     ax.legend(
         [handles[n] for n in row_by_row], [labels[n] for n in row_by_row],
@@ -333,12 +251,12 @@ def _stack(
 
 
 def _largest(groups: Sequence[Any], limit: int) -> list[Any]:
-    """The largest ones, in the order of the network."""
+    """The largest groups, in the order of the network."""
     order = sorted(range(len(groups)), key=lambda n: (-groups[n]["size"], n))
     return [groups[n] for n in sorted(order[:limit])]
 
 
-# -- small things ---------------------------------------------------------------------------------
+# -- arguments ------------------------------------------------------------------------------------
 
 
 def _names(names: Sequence[str], tasks: int) -> Sequence[str]:

@@ -1,8 +1,7 @@
-"""Run: the record of a run in a directory, in plain files, to be continued after a crash."""
+"""Run: the record of a run in a directory of plain files, which can be continued after a crash."""
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Mapping
 from datetime import datetime
@@ -12,24 +11,19 @@ from typing import TYPE_CHECKING, Any
 from ..common import distributed, environment, files
 from ..common.tables import html, line, number, table
 from ..errors import InputError
-from . import figures, plots
 from .accuracy_matrix import AccuracyMatrix
 from .bitwise import Bitwise
-from .epoch_rows import COLUMNS, Row, as_mapping, as_row, epochs, key, parsed
+from .epoch_rows import Row, as_mapping, as_row, epochs, key
+from .run_directory import FORMAT, RESULTS, RunDirectory, as_number
 from .tensorboard import Board
 
 if TYPE_CHECKING:
     from ..tasks.capacity import Capacity
-    from .evaluate import Evaluation
-
-#: Raised when files of the old format can no longer be read as they are.
-FORMAT = 1
-METRICS, TASKS, RESULTS, PLOTS = "metrics.csv", "tasks.csv", "results.json", "plots"
-_TRIAL = ".autoeidetic-trial"
+    from .evaluation import Evaluation
 
 
 class Run:
-    """A record in a directory: made, or continued when there is one already.
+    """The record of a run in a directory: begun, or continued if there is one already.
 
     - ``metrics.csv``: a row for every epoch
     - ``tasks.csv``: a row for every finished task
@@ -38,14 +32,14 @@ class Run:
     - ``plots/``: drawings, if matplotlib is installed
     - ``tensorboard/``: the same curves, if tensorboard is installed
 
-    Every file is replaced as a whole, so that a crash leaves the old one or the new one. An epoch
-    or a task that is repeated after a crash replaces what was recorded of it. With several
-    processes only the first one writes.
+    Every file is replaced as a whole, so a crash leaves the old one or the new one. An epoch or a
+    task that is repeated after a crash replaces its earlier record. With several processes only the
+    first one writes.
 
     Args:
-        directory: where; it is made if need be.
-        config: settings to be recorded, of plain values: a mapping or a dataclass.
-        seeds: a dict, or one number; by default torch's.
+        directory: the directory; it is created if it does not exist.
+        config: settings to record: a mapping or a dataclass of plain values.
+        seeds: a dict, or one number; by default torch's seed.
         date: when the run began; by default now.
         draw: False for no plots, True to insist on them.
         tensorboard: False for no events.
@@ -84,13 +78,10 @@ class Run:
         tensorboard: bool = True,
     ) -> None:
         self.directory = Path(directory)
-        if draw:
-            figures.need_matplotlib()
-        self._draw = importlib.util.find_spec("matplotlib") is not None if draw is None else draw
-        self._writes = distributed.rank() == 0
-        self._check_directory()
+        writes = distributed.rank() == 0
+        self._files = RunDirectory(self.directory, draw=draw, writes=writes)
         self._rows: dict[tuple[Any, ...], Row] = {}
-        self._fresh: set[tuple[Any, ...]] = set()
+        self._fresh: set[tuple[Any, ...]] = set()  # keys of rows recorded since this run was opened
         self._tasks: dict[int, Row] = {}
         self._alone: dict[int, float] = {}
         self._about: Row = {
@@ -98,15 +89,15 @@ class Run:
             "seeds": environment.seeds(seeds),
             "config": files.as_stored(as_mapping(config)),
         }
-        self._board = Board(self.directory / "tensorboard", tensorboard and self._writes)
-        if (self.directory / RESULTS).exists():
-            self._load(check_config=config is not None)
+        self._board = Board(self.directory / "tensorboard", tensorboard and writes)
+        if self._files.has_run:
+            self._load(None if config is None else self._about["config"])
         else:
-            self._write(RESULTS, files.to_json(self.to_dict()))
+            self._files.write_results(self.to_dict())
 
     @classmethod
     def resume(cls, directory: Any, **options: Any) -> Run:
-        """Continue a record that is there.
+        """Continue the run in a directory.
 
         Example:
             >>> import tempfile
@@ -116,7 +107,7 @@ class Run:
             {'lr': 0.1}
 
         Raises:
-            InputError: there is none.
+            InputError: there is no run in it.
         """
         if not (Path(directory) / RESULTS).exists():
             raise InputError(
@@ -128,7 +119,7 @@ class Run:
 
     @property
     def config(self) -> Row:
-        """The settings."""
+        """The recorded settings."""
         return dict(self._about["config"])
 
     @property
@@ -138,7 +129,7 @@ class Run:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The epochs."""
+        """The recorded epochs."""
         return tuple(dict(row) for row in self._rows.values())
 
     @property
@@ -151,12 +142,12 @@ class Run:
             names[after] = record["name"]
             for result in record["evaluation"]["tasks"]:
                 if result["task"] <= after:
-                    rows[after][result["task"]] = _number(result["accuracy"])
+                    rows[after][result["task"]] = as_number(result["accuracy"])
         return AccuracyMatrix(rows, names)
 
     @property
     def bitwise(self) -> Bitwise:
-        """Have the outputs of finished tasks stayed the same?"""
+        """Whether the outputs of finished tasks have stayed the same, bit for bit."""
         return Bitwise.of({t: r["evaluation"]["tasks"] for t, r in self._tasks.items()})
 
     # -- recording -----------------------------------------------------------------------------
@@ -167,16 +158,16 @@ class Run:
         Args:
             row: a mapping or a dataclass, such as :meth:`autoeidetic.EideticNet.train_task`
                 gives to its ``on_epoch``.
-            values: or the values themselves: ``task`` and ``epoch`` (or ``number``), ``phase``
+            values: the values as keywords: ``task`` and ``epoch`` (or ``number``), ``phase``
                 ("train"), ``round`` of pruning (0), ``loss``, ``accuracy``, ``pruned`` (share of
-                units), ``free`` (share of the network), ``lr``, ``seconds``; any others are added
-                as columns.
+                units), ``free`` (share of the network), ``lr``, ``seconds``; others become
+                additional columns.
 
         Example:
             >>> import tempfile
             >>> run = Run(tempfile.mkdtemp())
             >>> run.epoch(task=0, epoch=0, loss=0.7, accuracy=0.5, norm=3.0)
-            >>> run.epoch(task=0, epoch=0, loss=0.6)  # once more, after a crash
+            >>> run.epoch(task=0, epoch=0, loss=0.6)  # repeated after a crash
             >>> len(run.rows), run.rows[0]["loss"]
             (1, 0.6)
 
@@ -185,7 +176,7 @@ class Run:
                 are recorded already; or the file cannot be written.
         """
         self._add(as_row({**as_mapping(row), **values}))
-        self._write_rows()
+        self._files.write_rows(self._rows.values())
 
     def after_task(
         self,
@@ -199,11 +190,11 @@ class Run:
 
         Args:
             task: its number.
-            evaluation: of all tasks so far.
-            capacity: of the network now.
-            history: the epochs, if they were not recorded one by one: what
-                :meth:`autoeidetic.EideticNet.train_task` returned, or rows as for :meth:`epoch`.
-            seconds: how long the task took.
+            evaluation: the evaluation of all tasks so far.
+            capacity: the capacity of the network now.
+            history: the epochs, if they were not recorded one by one: the return value of
+                :meth:`autoeidetic.EideticNet.train_task`, or rows as for :meth:`epoch`.
+            seconds: the duration of the task.
 
         Raises:
             InputError: the task was not evaluated, or later tasks are recorded already; or a file
@@ -218,7 +209,7 @@ class Run:
         for row in epochs(history):
             self._add(as_row(row))
         self._drop_old_rows(task)
-        whole = capacity.to_dict()  # per task and group; layers would be many
+        whole = capacity.to_dict()  # recorded per task and group, not per layer: those are many
         parts = ("free", "used", "tasks", "groups", "reuse")
         record = {
             "task": task,
@@ -228,15 +219,16 @@ class Run:
             "capacity": {part: whole[part] for part in parts},
             "versions": environment.versions(),
         }
+        # As a JSON file gives it back, so that a continued run and this one report the same.
         self._tasks[task] = files.as_stored(record)
-        self._write_rows()
+        self._files.write_rows(self._rows.values())
         self._write_all()
         self._board.task(self._tasks[task])
 
     def alone(self, task: int, accuracy: float) -> None:
-        """Record what the same network reaches when it is trained on a task alone.
+        """Record the accuracy of the same network when it is trained on a task alone.
 
-        With one for each task, forward transfer is recorded.
+        Once every task has one, forward transfer is recorded.
 
         Example:
             >>> import tempfile
@@ -246,10 +238,10 @@ class Run:
             {0: 0.98}
         """
         self._alone[int(task)] = float(accuracy)
-        self._write(RESULTS, files.to_json(self.to_dict()))
+        self._files.write_results(self.to_dict())
 
     def rewind(self, task: int) -> None:
-        """Forget what was recorded of a task and all after it, to do them again in another way.
+        """Delete the records of a task and of all later ones, to train them differently.
 
         Example:
             >>> import tempfile
@@ -262,13 +254,14 @@ class Run:
         """
         self._rows = {own: row for own, row in self._rows.items() if row["task"] < task}
         self._tasks = {index: record for index, record in self._tasks.items() if index < task}
-        self._write_rows()
+        self._files.write_rows(self._rows.values())
         self._write_all()
 
     def _add(self, row: Row) -> None:
         self._check_last(row["task"])
         self._rows[key(row)] = row
         self._fresh.add(key(row))
+        # The position in the table is the step: a repeated epoch gets the same one again.
         self._board.epoch(row, list(self._rows).index(key(row)))
 
     def _check_last(self, task: int) -> None:
@@ -276,12 +269,16 @@ class Run:
         if later:
             raise InputError(
                 f"task {task} is recorded after task {later[-1]}, in '{self.directory}'",
-                remedy=f"run.rewind({task}) forgets the tasks from {task} on; or choose another "
+                remedy=f"run.rewind({task}) deletes the tasks from {task} on; or choose another "
                 "directory",
             )
 
     def _drop_old_rows(self, task: int) -> None:
-        """Of epochs that were repeated in another way than before the crash, the old ones."""
+        """Drop epochs of before a crash that the repeated training did not have.
+
+        Rows keep the order of their first record, so everything after the first repeated epoch that
+        was not repeated as well is left over from before the crash.
+        """
         keys = [own for own, row in self._rows.items() if row["task"] == task]
         again = next((n for n, own in enumerate(keys) if own in self._fresh), len(keys))
         for own in keys[again:]:
@@ -293,6 +290,7 @@ class Run:
     def to_dict(self) -> Row:
         """Everything in results.json."""
         matrix = self.matrix
+        # Forward transfer needs the accuracy alone of every finished task.
         complete = len(matrix) > 0 and set(self._alone) >= set(range(len(matrix)))
         alone = {task: self._alone[task] for task in range(len(matrix)) if complete}
         metrics = [record["evaluation"]["metric"] for record in self._tasks.values()]
@@ -327,95 +325,22 @@ class Run:
 
     # -- files ---------------------------------------------------------------------------------
 
-    def _check_directory(self) -> None:
-        """Better now than after hours of training."""
-        if not self._writes:
-            return
-        try:
-            self._write(_TRIAL, b"")
-            (self.directory / _TRIAL).unlink()
-        except (InputError, OSError) as error:
-            raise InputError(
-                f"a run cannot be recorded in '{self.directory}': {error.__cause__ or error}",
-                remedy="choose a directory that may be written to and has room",
-            ) from error
-        old = [name for name in (METRICS, TASKS) if (self.directory / name).exists()]
-        if old and not (self.directory / RESULTS).exists():
-            raise InputError(
-                f"'{self.directory}' has a {old[0]} of something else",
-                remedy="choose another directory",
-            )
-
-    def _write(self, name: str, data: bytes) -> None:
-        if self._writes:
-            files.write(self.directory / name, data)
-
-    def _write_rows(self) -> None:
-        added = dict.fromkeys(name for row in self._rows.values() for name in row)
-        columns = [*COLUMNS, *(name for name in added if name not in COLUMNS)]
-        self._write(METRICS, files.to_csv(columns, self._rows.values()))
-
     def _write_all(self) -> None:
-        """results.json last: a task is recorded once that is there."""
         matrix = self.matrix
-        columns = ["task", "name", "accuracy", "average", "free", "seconds"]
-        rows = [
-            {
-                "task": task,
-                "name": line(record["name"]),
-                "accuracy": matrix.diagonal[task],
-                "average": _number(record["evaluation"]["average"]),
-                "free": record["capacity"]["free"],
-                "seconds": record["seconds"],
-            }
-            for task, record in self._tasks.items()
-        ]
-        self._write(TASKS, files.to_csv(columns, rows))
-        self._write(RESULTS, files.to_json(self.to_dict()))
-        if self._draw and self._writes and self._tasks:
-            self._write_plots(matrix)
+        self._files.write_tasks(self._tasks.values(), matrix)
+        self._files.write_results(self.to_dict())
+        if self._tasks:
+            self._files.write_plots(list(self._tasks.values())[-1]["capacity"], matrix)
 
-    def _write_plots(self, matrix: AccuracyMatrix) -> None:
-        capacity = list(self._tasks.values())[-1]["capacity"]
-        names = matrix.names
-        drawn = {
-            "accuracy": plots.accuracy_over_time(matrix),
-            "matrix": plots.accuracy_matrix(matrix),
-            "capacity": plots.capacity_by_group(capacity, names=names),
-            "reuse": plots.reuse(capacity, names=names),
-        }
-        for name, figure in drawn.items():
-            self._write(f"{PLOTS}/{name}.png", figures.rendered(figure, "png"))
-
-    def _load(self, check_config: bool) -> None:
-        stored = files.from_json(self.directory / RESULTS)
-        if not isinstance(stored, dict) or not isinstance(stored.get("format"), int):
-            raise InputError(
-                f"'{self.directory / RESULTS}' is not the record of a run",
-                remedy="choose another directory",
-            )
-        if stored["format"] > FORMAT:
-            raise InputError(
-                f"'{self.directory / RESULTS}' has format {stored['format']}, and this autoeidetic "
-                f"reads up to {FORMAT}",
-                remedy="upgrade autoeidetic",
-            )
-        if check_config and stored["config"] != self._about["config"]:
-            raise InputError(
-                f"'{self.directory}' holds a run with another configuration: "
-                f"{environment.difference(stored['config'], self._about['config'])}",
-                remedy="choose another directory, or the configuration it was begun with",
-            )
+    def _load(self, config: Row | None) -> None:
+        stored = self._files.read_results(config)
         self._about = {name: stored[name] for name in ("date", "seeds", "config")}
-        self._alone = {int(task): _number(value) for task, value in stored["alone"].items()}
+        self._alone = {int(task): as_number(value) for task, value in stored["alone"].items()}
         self._tasks = {record["task"]: record for record in stored["tasks"]}
-        if (self.directory / METRICS).exists():
-            for cells in files.from_csv(self.directory / METRICS):
-                row = parsed(cells)
-                self._rows[key(row)] = row
+        self._rows = {key(row): row for row in self._files.read_rows()}
 
     def close(self) -> None:
-        """Close the events of TensorBoard; everything else is written already."""
+        """Close the event file of TensorBoard; all other files are complete."""
         self._board.close()
 
     def __enter__(self) -> Run:
@@ -423,7 +348,3 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)

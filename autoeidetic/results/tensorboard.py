@@ -1,4 +1,4 @@
-"""Board: curves for TensorBoard, where it is installed; otherwise nothing."""
+"""TensorBoard: curves of a run, if tensorboard is installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Board:
-    """Events in a directory; the first one is written when the first number comes."""
+    """Writes events to a directory; the writer is opened with the first number."""
 
     def __init__(self, directory: Path, wanted: bool) -> None:
         self._directory = directory
@@ -46,9 +46,9 @@ class Board:
         if self._wanted and self._writer is None:
             try:
                 from torch.utils.tensorboard import SummaryWriter
-            except Exception:  # nor is a broken installation a reason to stop training
+            except Exception:  # a missing or broken installation must not stop training
                 self._wanted = False
                 return None
-            # events of epochs that are repeated after a crash are not shown
+            # TensorBoard hides events from this step on that were written before a crash.
             self._writer = SummaryWriter(str(self._directory), purge_step=step)
         return self._writer

@@ -1,8 +1,8 @@
-"""Routing: finding the task of an input when nobody tells it."""
+"""Routing: finding the task of an input when the caller does not name it."""
 
 from . import learned, mahalanobis, outputs
 from .base import Examples, Router, Settings, restore, router
-from .features import Seen, View, to_be_found, view
+from .features import Seen, View, routable_tasks, view
 from .fitting import train
 from .prediction import Prediction, predict
 
@@ -17,8 +17,8 @@ __all__ = [
     "View",
     "predict",
     "restore",
+    "routable_tasks",
     "router",
-    "to_be_found",
     "train",
     "view",
 ]

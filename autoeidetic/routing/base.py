@@ -1,9 +1,13 @@
-"""Base: what a router is, and the registry of kinds.
+"""Base: the router interface, and the registry of kinds.
 
-A router reads one row of numbers per input off what the network shows (:meth:`Router.look`), is
-fitted to such rows (:meth:`Router.fit`) and gives every task a score (:meth:`Router.scores`). What
-it has learned are buffers: no optimizer of the caller's gets hold of them. Their names, types and
-shapes are data (``Router.layout``), so that a saved router is checked against it.
+A router reads one row of numbers per input (:meth:`Router.look`), is fitted to the rows of all
+tasks (:meth:`Router.fit`) and gives every task a score (:meth:`Router.scores`):
+
+    Seen (features, logits)  -> look ->  rows [inputs, numbers]  -> scores ->  [inputs, tasks]
+
+What it has learned are buffers, never parameters: ``net.parameters()`` goes to the optimizer of the
+next task, which would train or decay them. Names, types and shapes of the buffers are data
+(``Router.layout``), so a saved router can be checked before any of its code computes with it.
 """
 
 from __future__ import annotations
@@ -19,14 +23,14 @@ from torch import Tensor, nn
 from ..errors import InputError
 from .features import Seen, View
 
-#: Name -> (type, sizes); sizes and names may contain "{task}".
+#: Tensor name -> (type, names of its sizes); names may contain "{task}".
 Layout = Mapping[str, tuple[torch.dtype, tuple[str, ...]]]
 _ROUTERS: dict[str, type[Router]] = {}
 
 
 @dataclass(frozen=True)
 class Examples:
-    """The data of one task: a row for each input, and the labels, where there is one for each."""
+    """The data of one task: a row for each input, and labels if every input has one."""
 
     rows: Tensor
     labels: Tensor | None
@@ -34,7 +38,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Settings:
-    """How a router is trained, as far as its kind has use for it."""
+    """Settings of a router's training; each kind uses those that apply to it."""
 
     epochs: int
     lr: float
@@ -46,13 +50,14 @@ class Settings:
 class Router(nn.Module):
     """Finds the task of an input.
 
-    A kind of one's own is a subclass, registered with :func:`autoeidetic.router`. It can be made
-    without arguments; the arguments that its constructor does have are options of
-    ``net.train_router``, for :meth:`fit` alone: a file holds nothing but the tensors.
+    A custom router is a subclass, registered with :func:`autoeidetic.router`. Its constructor must
+    work without arguments. Arguments that it has are options of ``net.train_router`` and matter to
+    :meth:`fit` alone: a saved file holds only the tensors.
 
     ``layout`` gives the type and the sizes of every tensor that :meth:`fit` returns. A size is a
-    name: "tasks", "width" (the number of features), "seen_{task}" (the number that a task may
-    see), or one's own, which must be the same wherever it occurs. "{task}" stands for every task.
+    name: "tasks", "width" (the number of features), "seen_{task}" (the number of features that a
+    task may see), or a custom name, which must mean the same size wherever it occurs. "{task}"
+    stands for every task in turn.
     """
 
     kind: ClassVar[str] = ""
@@ -65,29 +70,29 @@ class Router(nn.Module):
         self.tasks = 0
 
     def look(self, seen: Seen) -> Tensor:
-        """A row of numbers for each input; the features, unless a kind says otherwise."""
+        """A row of numbers for each input; by default the features."""
         return seen.features
 
     def fit(
         self, examples: Sequence[Examples], view: View, settings: Settings
     ) -> dict[str, Tensor]:
-        """What there is to know about the tasks. No examples at all when no data was given."""
+        """The tensors of the layout, learned from examples; an empty list if no data was given."""
         raise NotImplementedError
 
     def scores(self, rows: Tensor, view: View) -> Tensor:
-        """``[inputs, tasks]``: the highest wins; their softmax are the router's probabilities."""
+        """Scores ``[inputs, tasks]``: the highest wins, and their softmax is the confidence."""
         raise NotImplementedError
 
     def keep(self, tensors: Mapping[str, Tensor], view: View) -> None:
-        """Take over what :meth:`fit` has returned.
+        """Register the tensors that :meth:`fit` returned as buffers.
 
         Raises:
-            InputError: it is not what the layout says.
+            InputError: they do not match the layout.
         """
         if next(self.parameters(), None) is not None:
             raise InputError(
                 "the router has parameters, which the optimizer of the next task would change",
-                remedy="let fit return what it has learned as tensors",
+                remedy="let fit return the learned values as tensors",
             )
         _check(self.layout, tensors, view.sizes)
         self.tasks = view.tasks
@@ -95,7 +100,10 @@ class Router(nn.Module):
             self.register_buffer(name, tensors[name].detach())
 
     def _apply(self, fn: Any, recurse: bool = True) -> Router:
-        """Devices change; the precision is the router's own, also in a network of halves."""
+        """Move with the network between devices, but keep the precision of the buffers.
+
+        ``net.half()`` would round them, and another task could win.
+        """
         before = dict(self._buffers)
         super()._apply(fn, recurse)
         for name, buffer in before.items():
@@ -131,7 +139,7 @@ def router(name: str) -> Callable[[type[Router]], type[Router]]:
         tensor([0, 0, 0])
 
     Raises:
-        InputError: there is one of this name already, or this is no router.
+        InputError: the name is taken, or the class is not a router.
     """
 
     def register(kind: type[Router]) -> type[Router]:
@@ -143,6 +151,7 @@ def router(name: str) -> Callable[[type[Router]], type[Router]]:
             raise InputError(
                 f"there is a router {name!r} already", remedy="register it by another name"
             )
+        # A file stores the name of the kind, so a class must have exactly one.
         if "kind" in vars(kind):
             raise InputError(
                 f"{kind.__qualname__} is the router {kind.kind!r} already",
@@ -156,10 +165,10 @@ def router(name: str) -> Callable[[type[Router]], type[Router]]:
 
 
 def make(by: str, options: Mapping[str, Any]) -> Router:
-    """A router that knows nothing yet.
+    """A new router that is not fitted yet.
 
     Raises:
-        InputError: there is no such kind, or it has no such option.
+        InputError: there is no such kind, or the kind has no such option.
     """
     if by not in _ROUTERS:
         raise InputError(
@@ -177,11 +186,13 @@ def make(by: str, options: Mapping[str, Any]) -> Router:
 
 
 def restore(kind: str, tensors: Mapping[str, Tensor], view: View) -> Router:
-    """A router as it was, from what was stored of it.
+    """A router made from its stored tensors.
 
     Raises:
         InputError: there is no such kind, or the tensors do not fit it.
     """
+    # No options: they matter to ``fit`` only. ``keep`` checks the tensors, which may come from an
+    # edited file.
     made = make(kind, {})
     made.keep(tensors, view)
     return made
@@ -191,13 +202,14 @@ def restore(kind: str, tensors: Mapping[str, Tensor], view: View) -> Router:
 
 
 def _check(layout: Layout, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> None:
-    """Compare tensors with a layout; sizes that are not known are those of the first tensor."""
+    """Compare tensors with a layout; the first tensor with a custom size defines that size."""
     expected = _expanded(layout, sizes["tasks"])
     for name in tensors:
         if name not in expected:
             raise InputError(
                 f"the router has a tensor {name!r}", remedy="the layout has no such name"
             )
+    # Custom sizes are not in ``sizes``; setdefault below takes them from their first tensor.
     known = dict(sizes)
     for name, (dtype, names) in expected.items():
         if name not in tensors:
@@ -221,6 +233,7 @@ def _check(layout: Layout, tensors: Mapping[str, Tensor], sizes: Mapping[str, in
 
 
 def _expanded(layout: Layout, tasks: int) -> dict[str, tuple[torch.dtype, tuple[str, ...]]]:
+    """The layout with "{task}" replaced by every task number."""
     return {
         name.format(task=task): (dtype, tuple(size.format(task=task) for size in sizes))
         for name, (dtype, sizes) in layout.items()

@@ -1,4 +1,4 @@
-"""Calibration: from scores that rank to scores whose softmax are probabilities."""
+"""Calibration: turn scores that rank tasks into scores whose softmax gives probabilities."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-#: Keeps scales finite when the tasks can be told apart without any error.
+#: Keeps scales finite when the scores separate the tasks without error.
 _PENALTY = 1e-3
 _STEPS = 100
 
 
 def calibrate(scores: Tensor, tasks: Tensor, *, each: bool) -> tuple[Tensor, Tensor]:
-    """A scale above 0 and an offset for every task's score, by the likelihood of the tasks.
+    """A positive scale and an offset for every task's score, by maximum likelihood of the tasks.
 
-    Without ``each`` there is one scale for all and no offset, so that the highest score stays the
-    highest (temperature scaling); with it the heads are made comparable (Platt scaling).
+    Without ``each`` there is one scale for all tasks and no offset, so the highest score stays the
+    highest (temperature scaling). With it every task has its own, which makes the scores of
+    different heads comparable (Platt scaling).
 
     Example:
         >>> scores, tasks = torch.tensor([[2.0, 1.0], [1.0, 0.0], [9.0, 1.0]]), torch.tensor([0, 1, 0])
@@ -29,7 +30,9 @@ def calibrate(scores: Tensor, tasks: Tensor, *, each: bool) -> tuple[Tensor, Ten
     if not each:
         spread, centre = scores.std(correction=0).expand(number), torch.zeros_like(centre)
     spread = torch.where(spread > 0, spread, torch.ones_like(spread))
+    # Fitted on standardised scores, where one penalty suits all; undone in the last two lines.
     standard = (scores - centre) / spread
+    # The scale is optimised as a logarithm, so it stays positive and never reverses a ranking.
     log_scale = torch.zeros(number if each else 1, dtype=torch.float64, requires_grad=True)
     offset = torch.zeros(number, dtype=torch.float64, requires_grad=each)
     free = [log_scale, offset] if each else [log_scale]

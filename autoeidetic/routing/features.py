@@ -1,11 +1,15 @@
-"""Features: what a network shows of its inputs in one pass, and which part of it is settled.
+"""Features: the values that routers read from a network, restricted to those that stay the same.
 
-Features are the inputs of the output layers, averaged over everything but batch and channels. Only
-channels that a finished task may see are taken: the others change while a later task is trained.
-A head that is a bare parameter has no input that could be caught, and the outputs of the
-finished tasks take the place of features.
+Features are the inputs of the output layers, averaged over everything but batch and channels:
 
-A second go at a task (``prepare_for_task(..., revisit=0)``) is not told from the task itself.
+    [inputs, channels, *positions]  -> mean ->  [inputs, channels]  -> select ->  [inputs, width]
+
+Only channels that a finished task may see are selected: the others change while a later task is
+trained, and a router fitted to them would change its answers. A head that is a bare parameter has
+no input that can be captured; the outputs of the finished tasks are used instead of features.
+
+A revisit of a task (``prepare_for_task(..., revisit=0)``) counts as the same task: it has the same
+inputs.
 """
 
 from __future__ import annotations
@@ -26,12 +30,12 @@ from ..tasks.network import Network
 
 
 @dataclass(frozen=True)
-class Block:
-    """Features that come from the input of one output layer.
+class FeatureBlock:
+    """The features from the input of one output layer.
 
-    ``run`` is the task in whose pass they are found; None where they are the same in all.
-    ``index`` are the channels to take, of ``channels`` in all along dimension ``channel``;
-    ``mask`` hides elements where not all of a channel may be seen.
+    ``run`` is the task in whose pass they are captured; None if they are the same in all passes.
+    ``index`` selects from the ``channels`` channels along dimension ``channel``. ``mask`` is False
+    for elements that may not be seen, where only a part of a channel may be.
     """
 
     layer: str
@@ -44,37 +48,37 @@ class Block:
 
 @dataclass(frozen=True)
 class View:
-    """Where the features of the finished tasks are.
+    """Which features there are, and which of them each finished task may see.
 
-    ``numbers`` are the tasks, and everything else follows their order: ``classes``, the size of a
-    task's head; ``columns``, the features that it may see. ``width`` is the number of features.
+    ``numbers`` are the tasks; ``classes`` (sizes of their heads) and ``columns`` (indices of the
+    features that a task may see) follow the same order. ``width`` is the number of features.
     """
 
     numbers: tuple[int, ...]
     classes: tuple[int, ...]
     columns: tuple[Tensor, ...]
     width: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[FeatureBlock, ...]
 
     @property
     def tasks(self) -> int:
-        """How many there are."""
+        """The number of tasks."""
         return len(self.numbers)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Everything about it that decides the shape of a router's tensors, by name."""
+        """Sizes that a router's layout may name."""
         seen = {f"seen_{task}": len(columns) for task, columns in enumerate(self.columns)}
         return {"tasks": self.tasks, "width": self.width, **seen}
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What the network shows of some inputs.
+    """What a router may read about a batch of inputs.
 
-    ``logits`` are the first outputs that a head makes, for each task, with the classes in the
-    last dimension; none when nobody has asked for them. ``inputs`` is the number of inputs,
-    ``captured`` what each output layer has read, by the task of the pass.
+    ``logits`` has the first output of each task's head, classes in the last dimension; it is empty
+    if the router does not read outputs. ``inputs`` is the number of inputs. ``captured`` has the
+    input of each output layer, by the task of the pass.
     """
 
     view: View
@@ -87,7 +91,7 @@ class Seen:
         """The features, in float32 or better: ``[inputs, view.width]``.
 
         Raises:
-            InputError: they are not as the analysis saw them.
+            InputError: their shape is not the one in the analysis.
         """
         if self.view.blocks:
             parts = [_read(b, self.captured[b.run], self.inputs) for b in self.view.blocks]
@@ -99,24 +103,27 @@ class Seen:
 # -- where features are ------------------------------------------------------------------------
 
 
-def to_be_found(net: Network) -> list[int]:
-    """The finished tasks, without those that are a second go at another."""
+def routable_tasks(net: Network) -> list[int]:
+    """The finished tasks that a router chooses from: all but revisits of another task."""
     return [task.index for task in net.tasks if task.finished and task.revisits is None]
 
 
 def view(net: Network, tasks: int) -> View:
-    """What the first ``tasks`` of the tasks that are to be found may see."""
-    numbers = tuple(to_be_found(net)[:tasks])
+    """The view of the first ``tasks`` routable tasks."""
+    numbers = tuple(routable_tasks(net)[:tasks])
     classes = tuple(_classes(net, task) for task in numbers)
-    blocks: list[Block] = []
+    blocks: list[FeatureBlock] = []
     columns: dict[int, list[Tensor]] = {task: [] for task in numbers}
     width = 0
     for head in net.blueprint.heads:
         if head.leaf is not None:
             continue
+        # The module around a nested head mixes channels and runs on what one task may see, so its
+        # features differ from task to task.
         for run in numbers if head.nested else [None]:
             readers = numbers if run is None else (run,)
             block, seen = _block(net, head, run, readers)
+            # seen: [readers, channels]; a channel becomes a feature if any reader may see it.
             place = seen.any(0).cumsum(0) - 1 + width
             for task, mine in zip(readers, seen, strict=True):
                 columns[task].append(place[mine])
@@ -131,23 +138,27 @@ def view(net: Network, tasks: int) -> View:
 
 def _block(
     net: Network, head: HeadPlan, run: int | None, readers: tuple[int, ...]
-) -> tuple[Block, Tensor]:
-    """The features of one output layer, and which of its channels each reader may see."""
+) -> tuple[FeatureBlock, Tensor]:
+    """The features of one output layer, and a mask [readers, channels] of what each may see."""
     channel = _channel(net, head)
     channels = head.inputs.shape[channel]
     masks = [net.visible[head.layer, task] for task in readers]
     seen = torch.stack([_channels_of(mask, channel, channels) for mask in masks])
+    # Masks have one element per channel, or more if only a part of a channel may be seen (a head
+    # that reads [channels, positions]). In that case hidden elements count as 0 in the mean.
     elements: Tensor | None = None
     if all(mask is not None and mask.numel() > mask.shape[channel] for mask in masks):
         elements = torch.stack([mask for mask in masks if mask is not None]).any(0)
     index = seen.any(0).nonzero().reshape(-1)
-    return Block(head.layer, run, channel, channels, index, elements), seen
+    return FeatureBlock(head.layer, run, channel, channels, index, elements), seen
 
 
 def _channel(net: Network, head: HeadPlan) -> int:
-    """The dimension of the channels in what an output layer reads."""
+    """The dimension of the channels in the input of an output layer."""
     if head.layer == ATTACHED:
         return head.dim
+    # The units in the head's input vary along the channels. If they vary along several dimensions
+    # (or none), the layer decides: convolutions have channels second, linear layers last.
     dims = [dim for dim in varies(head.inputs) if dim > 0]
     if len(dims) == 1:
         return dims[0]
@@ -156,7 +167,7 @@ def _channel(net: Network, head: HeadPlan) -> int:
 
 
 def _channels_of(mask: Tensor | None, channel: int, channels: int) -> Tensor:
-    """The channels that a mask leaves something of; None leaves all."""
+    """Which channels a mask leaves at least one element of; None masks nothing."""
     if mask is None:
         return torch.ones(channels, dtype=torch.bool)
     others = [dim for dim in range(mask.dim()) if dim != channel]
@@ -164,13 +175,13 @@ def _channels_of(mask: Tensor | None, channel: int, channels: int) -> Tensor:
 
 
 def _classes(net: Network, task: int) -> int:
-    """The number of classes of the head whose output counts."""
+    """The number of classes of the head that makes the first output."""
     layers = [where[1] for where in net.blueprint.split if where is not None]
     layer = layers[0] if layers else net.blueprint.heads[0].layer
     return net.tasks[task].classes[layer]
 
 
-# -- looking -----------------------------------------------------------------------------------
+# -- reading features --------------------------------------------------------------------------
 
 
 @contextmanager
@@ -187,12 +198,13 @@ def looking(net: Network) -> Iterator[None]:
 
 
 def observe(net: Network, view: View, args: Any, kwargs: Any, *, outputs: bool = True) -> Seen:
-    """One pass of the body: features, and the outputs of the tasks in view.
+    """Run the network once: features, and the outputs of all tasks of the view.
 
-    Several passes where the network needs them for the outputs of several tasks; just one when no
-    ``outputs`` are asked for and the features are the same for all tasks.
+    A network whose tasks cannot share a pass runs once per task, but still only once in all if
+    ``outputs`` is False and the features are the same for all tasks.
     """
     answering = [net.answering_task(task) for task in view.numbers]
+    # Without blocks the outputs are the features. Blocks with a run need the pass of that task.
     needed = answering if outputs or not view.blocks else []
     needed = needed + [block.run for block in view.blocks if block.run is not None]
     asked = tuple(dict.fromkeys(needed or answering[:1]))
@@ -212,12 +224,12 @@ def observe(net: Network, view: View, args: Any, kwargs: Any, *, outputs: bool =
 
 
 def _logits(net: Network, task: int, output: Any) -> Tensor:
-    """The first output that a head makes, classes last."""
+    """The first output of a head, with the classes in the last dimension."""
     leaves = pytree.tree_leaves(output)
     for leaf, where in zip(leaves, net.blueprint.split, strict=False):
         if where is not None:
             return leaf.movedim(where[0], -1)
-    # an attached head, or one that is followed by something like a softmax
+    # The analysis names no output: an attached head, or a head followed by a softmax or the like.
     classes = _classes(net, task)
     for leaf in leaves:
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim() > 1:
@@ -230,8 +242,8 @@ def _logits(net: Network, task: int, output: Any) -> Tensor:
     )
 
 
-def _read(block: Block, captured: Mapping[str, Tensor], rows: int) -> Tensor:
-    """The features of one output layer, ``[rows, channels that are seen]``."""
+def _read(block: FeatureBlock, captured: Mapping[str, Tensor], rows: int) -> Tensor:
+    """The features of one output layer, ``[rows, len(block.index)]``."""
     value = captured[block.layer].detach()
     found = value.shape[block.channel] if value.dim() > block.channel else 0
     if found != block.channels or value.shape[0] % max(rows, 1):
@@ -241,12 +253,12 @@ def _read(block: Block, captured: Mapping[str, Tensor], rows: int) -> Tensor:
             place=Place(module=block.layer),
             remedy="pass inputs of the kind that the model was converted with",
         )
-    # the same layout at all times, for the last bits of a mean depend on it
+    # Always the same memory layout: the last bits of a mean depend on it.
     value = _precise(value).contiguous()
     if block.mask is not None:
         value = torch.where(block.mask.to(value.device), value, torch.zeros_like(value))
     value = _averaged(value, block.channel)
-    if len(value) != rows:  # tokens or windows that the model has put into the batch
+    if len(value) != rows:  # the model folded tokens or windows into the batch dimension
         value = value.reshape(rows, -1, block.channels).mean(1)
     return value.index_select(1, block.index.to(value.device))
 

@@ -1,6 +1,7 @@
-"""Fitting: read the data of all finished tasks once, and train a router on what was read.
+"""Fitting: read the features of all finished tasks' data once, and train a router on them.
 
-Several processes read their parts, and all of them train on everything that was read.
+Several processes each read their part; the rows are exchanged, and all processes get the router
+that the first one fitted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..common.inputs import check_loader
 from ..errors import InputError, NonFiniteError, TaskError
 from ..tasks.network import Network
 from .base import Examples, Router, Settings, make
-from .features import View, looking, observe, to_be_found, view
+from .features import View, looking, observe, routable_tasks, view
 
 
 def train(
@@ -33,7 +34,9 @@ def train(
     """See :meth:`autoeidetic.EideticNet.train_router`."""
     made = make(by, options)
     _check(net, loaders, made, settings)
-    window = view(net, len(to_be_found(net)))
+    window = view(net, len(routable_tasks(net)))
+    # Tensors made in inference mode could not be trained on. Autocast would round what is learned,
+    # and the fit of the first process is sent to all, so that every process routes alike.
     with _own_random_numbers(settings.seed), torch.inference_mode(False):
         examples = [] if loaders is None else _read(net, loaders, made, window, settings)
         with torch.enable_grad(), torch.autocast(settings.device.type, enabled=False):
@@ -44,10 +47,10 @@ def train(
 def _check(
     net: Network, loaders: Sequence[Iterable[Any]] | None, made: Router, settings: Settings
 ) -> None:
-    finished = to_be_found(net)
+    finished = routable_tasks(net)
     if not finished:
         raise TaskError(
-            "no task is finished, so there is nothing to find",
+            "no task is finished, so there is no task to route to",
             remedy="train a task and call finish_task() first",
         )
     if isinstance(settings.epochs, bool) or not isinstance(settings.epochs, int):
@@ -93,7 +96,7 @@ def _read(
     window: View,
     settings: Settings,
 ) -> list[Examples]:
-    """What the router sees of every task's data, in memory."""
+    """The rows and labels of every task's data, in memory."""
     loaders = [divided(loader) for loader in loaders]
     lengths = [length(loader) for loader in loaders]
     total = sum(n for n in lengths if n is not None) if None not in lengths else None
@@ -128,24 +131,23 @@ def _examples(
         seen = observe(net, window, args, kwargs, outputs=made.reads_outputs)
         found = made.look(seen)
         check_finite(found, about)
-        rows.append(found.cpu())
+        rows.append(found.cpu())  # [inputs, numbers]: small, while the inputs may not fit
         labels.append(_labels(answer, len(found)))
         bar.update()
     rows = list(chain(*distributed.share(rows)))
     labels = list(chain(*distributed.share(labels)))
     if not sum(len(found) for found in rows):
-        raise InputError(
-            f"there is nothing in the data{about}", remedy="pass a loader that has batches"
-        )
+        raise InputError(f"the data{about} is empty", remedy="pass a loader that has batches")
+    # One batch without class numbers is enough to treat the whole task as unlabelled.
     known = [each for each in labels if each is not None]
     return Examples(torch.cat(rows), torch.cat(known) if len(known) == len(labels) else None)
 
 
 def check_finite(rows: Tensor, about: str = "") -> None:
-    """What a router reads must be numbers.
+    """Check that all rows are finite.
 
     Raises:
-        NonFiniteError: it has infinite values or NaN.
+        NonFiniteError: a row has infinite values or NaN.
     """
     bad = int((~rows.isfinite()).any(1).sum())
     if bad:
@@ -174,7 +176,7 @@ def _parts(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str,
 
 
 def _labels(labels: Any, rows: int) -> Tensor | None:
-    """One whole number for each input, if that is what there is."""
+    """The labels if they are one class number for each input; otherwise None."""
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.shape != (rows,):
         return None
     return labels.detach().cpu().long()

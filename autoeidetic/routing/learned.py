@@ -1,6 +1,6 @@
 """Learned: a task classifier on the penultimate features, as in the paper.
 
-The meta-task data set is the data of all tasks with the task as the label.
+Its data set is that of the paper's meta-task: the inputs of all tasks with the task as the label.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ..errors import InputError
 from .base import Examples, Router, Settings, router
 from .features import View
 
-#: A feature whose spread is this small a part of its mean is a constant.
+#: A feature is constant if its spread is at most this fraction of its mean.
 _CONSTANT = 1e-6
 
 
 @router("learned")
 class Learned(Router):
-    """Standardised features, one hidden layer, AdamW with a falling learning rate.
+    """A network with one hidden layer on standardised features, trained by AdamW.
 
     Args:
         hidden: the number of hidden units.
-        batch_size: of the training.
-        weight_decay: of AdamW.
+        batch_size: the batch size of its training.
+        weight_decay: the weight decay of AdamW.
     """
 
     layout = {
@@ -65,13 +65,14 @@ class Learned(Router):
         rows = torch.cat([each.rows for each in examples])
         tasks = torch.cat([torch.full((len(e.rows),), t) for t, e in enumerate(examples)])
         mean, scale = _standard(rows)
-        rows = (rows - mean).mul_(scale).float()
+        rows = (rows - mean).mul_(scale).float()  # [examples of all tasks, width]
         weights = self._train(rows, tasks, view, settings)
         return {"mean": mean.float(), "scale": scale.float(), **weights}
 
     def _train(
         self, rows: Tensor, tasks: Tensor, view: View, settings: Settings
     ) -> dict[str, Tensor]:
+        # Plain tensors instead of modules: the result is a dictionary of buffers.
         generator = torch.Generator().manual_seed(settings.seed)
         weights = {
             "weight_in": _uniform((self.hidden, view.width), view.width, generator),
@@ -107,14 +108,14 @@ def _classify(
 
 
 def _standard(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean, and what makes the spread 1; features that never vary are left out."""
+    """Mean and scale that standardise each feature; constant features get the scale 0."""
     spread, mean = torch.std_mean(rows.double(), 0, correction=0)
     constant = spread <= _CONSTANT * mean.abs()
     return mean.to(rows), torch.where(constant, torch.zeros_like(spread), 1 / spread).to(rows)
 
 
 def _uniform(shape: tuple[int, ...], inputs: int, generator: torch.Generator) -> Tensor:
-    """As torch.nn.Linear starts."""
+    """Initial values as in torch.nn.Linear."""
     bound = 1 / math.sqrt(max(inputs, 1))
     values = torch.rand(shape, generator=generator, dtype=torch.float32)
     return (values * 2 - 1) * bound

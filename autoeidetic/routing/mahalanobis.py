@@ -1,4 +1,4 @@
-"""Mahalanobis: the task whose training data is nearest, in units of its own spread."""
+"""Mahalanobis: the task whose training data is nearest, measured by the data's own spread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .base import Examples, Router, Settings, router
 from .calibration import calibrate
 from .features import View
 
-#: The least shrinkage, so that features that never vary do no harm.
+#: The least shrinkage: keeps the covariance invertible when a feature never varies.
 _LEAST = 1e-8
 
 
@@ -20,14 +20,14 @@ _LEAST = 1e-8
 class Mahalanobis(Router):
     """Distance to the nearest class mean of a task, by a covariance that its classes share.
 
-    Each task has statistics over the features that it may see, so a later task changes nothing
-    in them. The more features a task sees, the larger its distances are: they are divided by the
-    mean over the task's own data. The nearest task wins; one scale for all makes probabilities
-    of the distances.
+    Each task has its own statistics, over the features that it may see, so a later task changes
+    none of them. Distances grow with the number of features, so they are divided by their mean over
+    the task's own data. The nearest task wins; one scale for all tasks turns distances into
+    probabilities.
 
     Args:
-        shrinkage: how much of the covariance is replaced by the same variance for all features,
-            0 to 1; None finds the best for Gaussian data (oracle approximating shrinkage).
+        shrinkage: the share of the covariance, 0 to 1, that is replaced by the same variance for
+            all features; None takes the best for Gaussian data (oracle approximating shrinkage).
     """
 
     layout = {
@@ -52,15 +52,16 @@ class Mahalanobis(Router):
         tensors: dict[str, Tensor] = {}
         for task, (each, columns) in enumerate(zip(examples, view.columns, strict=True)):
             if not len(columns):
-                raise InputError(
-                    f"task {task} sees no features of its own", remedy='use by="learned"'
-                )
+                raise InputError(f"task {task} sees no features", remedy='use by="learned"')
             rows = each.rows[:, columns].double()
             means, residuals = _classes(rows, each.labels)
             factor = _whitening(residuals, self.shrinkage)
+            # Mean squared distance of the task's own data to its class means; after the division it
+            # is 1 for every task.
             usual = (residuals @ factor.T).square().sum(1).mean()
             if usual > 0:
                 factor = factor / usual.sqrt()
+            # Means are stored whitened, so a distance is one product and one cdist.
             tensors[f"whitening_{task}"] = factor
             tensors[f"means_{task}"] = means @ factor.T
         rows = torch.cat([each.rows for each in examples])
@@ -80,7 +81,7 @@ def _distances(rows: Tensor, tensors: dict[str, Tensor], view: View) -> Tensor:
     for task, columns in enumerate(view.columns):
         mine = rows.index_select(1, columns.to(rows.device)).double()
         white = mine @ tensors[f"whitening_{task}"].T
-        # not as a product of matrices, which would lose the digits of small distances
+        # Not by a matrix product, which would cancel the digits of small distances.
         exact = "donot_use_mm_for_euclid_dist"
         distance = torch.cdist(white, tensors[f"means_{task}"], compute_mode=exact)
         found.append(distance.amin(1).square())
@@ -88,7 +89,7 @@ def _distances(rows: Tensor, tensors: dict[str, Tensor], view: View) -> Tensor:
 
 
 def _classes(rows: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The mean of every class, and what is left of each row without the mean of its class."""
+    """The mean of every class, and each row minus the mean of its class."""
     if labels is None:
         labels = torch.zeros(len(rows), dtype=torch.int64)
     present, number = labels.unique(return_inverse=True)
@@ -99,7 +100,8 @@ def _classes(rows: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _whitening(residuals: Tensor, shrinkage: float | None) -> Tensor:
-    """A matrix that makes the shrunk covariance of these rows the identity."""
+    """The inverse Cholesky factor of the shrunk covariance: maps it to the identity."""
+    # S = (1 - s) C + s trace(C)/n I = L L^T. The result is L^-1, so |L^-1 x|^2 = x^T S^-1 x.
     number, size = residuals.shape
     covariance = residuals.T @ residuals / number
     trace, squares = float(covariance.trace()), float(covariance.square().sum())

@@ -1,6 +1,6 @@
-"""Outputs: the head that is surest of its answer wins. Nothing needs to be trained.
+"""Outputs: the task whose head is most confident wins. No training is needed.
 
-The outputs are taken for logits. In dense outputs the positions are averaged.
+Outputs are taken as logits. The positions of dense outputs are averaged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .features import Seen, View
 
 
 class Outputs(Router):
-    """Scores of one head at a time; with data, the heads are made comparable (Platt scaling)."""
+    """A confidence for each head; with data, the heads are made comparable (Platt scaling)."""
 
     needs_data = False
     reads_outputs = True
@@ -26,12 +26,13 @@ class Outputs(Router):
     scale: Tensor
     offset: Tensor
 
-    def sure(self, logits: Tensor) -> Tensor:
-        """How sure a head is, from its logits ``[..., classes]``."""
+    def confidence(self, logits: Tensor) -> Tensor:
+        """The confidence of a head, from its logits ``[..., classes]``."""
         raise NotImplementedError
 
     def look(self, seen: Seen) -> Tensor:
-        scores = [self.sure(logits.double()) for logits in seen.logits]
+        # logits: [inputs, *positions, classes] for each task, with its own number of classes.
+        scores = [self.confidence(logits.double()) for logits in seen.logits]
         return torch.stack([s.flatten(1).mean(1) if s.dim() > 1 else s for s in scores], 1)
 
     def fit(
@@ -52,19 +53,19 @@ class Outputs(Router):
 
 @router("entropy")
 class Entropy(Outputs):
-    """Minus the entropy of a head's probabilities, as a part of the largest there can be."""
+    """Minus the entropy of a head's probabilities, as a fraction of the maximum entropy."""
 
     def fit(
         self, examples: Sequence[Examples], view: View, settings: Settings
     ) -> dict[str, Tensor]:
         if min(view.classes) < 2:
             raise InputError(
-                f"the head of task {view.classes.index(1)} has one class, and so no entropy",
+                f"the head of task {view.classes.index(1)} has one class, so its entropy is 0",
                 remedy='use by="energy" or by="learned"',
             )
         return super().fit(examples, view, settings)
 
-    def sure(self, logits: Tensor) -> Tensor:
+    def confidence(self, logits: Tensor) -> Tensor:
         logs = logits.log_softmax(-1)
         return (logs.exp() * logs).sum(-1) / math.log(logits.shape[-1])
 
@@ -73,8 +74,8 @@ class Entropy(Outputs):
 class Energy(Outputs):
     """Minus the free energy: the logarithm of the mean of the exponentials of the logits.
 
-    The mean and not the sum, so that a head does not win by the number of its classes.
+    The mean instead of the sum, so that a head does not win by the number of its classes.
     """
 
-    def sure(self, logits: Tensor) -> Tensor:
+    def confidence(self, logits: Tensor) -> Tensor:
         return logits.logsumexp(-1) - math.log(logits.shape[-1])

@@ -1,4 +1,4 @@
-"""Prediction: inputs of unknown tasks in, tasks and labels out."""
+"""Prediction: tasks and labels of inputs whose task is unknown."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 
 from ..errors import TaskError
 from ..tasks.network import Network
-from .features import looking, observe, to_be_found, view
+from .features import looking, observe, routable_tasks, view
 from .fitting import check_finite
 
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What a network makes of inputs of which nobody has told the task.
+    """Tasks and labels predicted for inputs whose task is unknown.
 
     ``task`` is the task found for each input, ``label`` the class within that task's head,
-    ``confidence`` the router's probability of the task, ``scores`` what speaks for each of the
-    finished tasks, in their order (``[inputs, tasks]``); the highest won.
+    ``confidence`` the router's probability of the task. ``scores`` (``[inputs, tasks]``) has the
+    score of each finished task, in order; the highest wins.
 
-    ``label`` is the largest of the first output that a head makes: ``[inputs]`` for ordinary
-    logits, with the positions after it for a dense output.
+    ``label`` is the argmax of the head's first output: ``[inputs]`` for ordinary logits,
+    ``[inputs, *positions]`` for a dense output.
     """
 
     task: Tensor
@@ -34,7 +34,7 @@ class Prediction:
 
 def predict(net: Network, args: Any, kwargs: Any) -> Prediction:
     """See :meth:`autoeidetic.EideticNet.predict`."""
-    router, finished = net.router, len(to_be_found(net))
+    router, finished = net.router, len(routable_tasks(net))
     if router is None:
         raise TaskError(
             "the network has no router to predict() with",
@@ -51,9 +51,11 @@ def predict(net: Network, args: Any, kwargs: Any) -> Prediction:
         seen = observe(net, window, args, kwargs)
         rows = router.look(seen)
         check_finite(rows)
+        # Autocast would round the scores, and near ties could go to another task.
         with torch.autocast(rows.device.type, enabled=False):
             scores = router.scores(rows, window)
         best = scores.argmax(1)
+        # One pass answers for all tasks: [tasks, inputs, *positions]; each input takes its task's.
         labels = torch.stack([logits.argmax(-1) for logits in seen.logits])
         return Prediction(
             task=torch.tensor(window.numbers, device=best.device)[best],

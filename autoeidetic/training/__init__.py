@@ -1,10 +1,11 @@
-"""Training: the loop of Eidetic Learning on any converted network."""
+"""Training: the loop of train, prune and recover that learns one task."""
 
 from .config import TrainConfig
 from .history import Epoch, TaskHistory
-from .loop import default_optimizer, train_task
-from .refresh import BATCHES as REFRESH_BATCHES
-from .refresh import refresh_statistics
+from .optimizer import default_optimizer
+from .running_statistics import BATCHES as REFRESH_BATCHES
+from .running_statistics import refresh_statistics
+from .train import train_task
 
 __all__ = [
     "REFRESH_BATCHES",

@@ -1,4 +1,4 @@
-"""Config: the settings of the loop, in one object that can be written to a file."""
+"""Config: the settings of the training loop, in one object that can be written to a file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import InputError
 from ..tasks.pruning.scores import named
 
-#: Name -> (what it must be, a test).
+#: Setting -> (its requirement in words, a test).
 _RULES: dict[str, tuple[str, Any]] = {
     "step": ("above 0 and at most 1", lambda v: 0 < v <= 1),
     "most": ("above 0 and at most 1", lambda v: 0 < v <= 1),
@@ -30,22 +30,23 @@ _RULES: dict[str, tuple[str, Any]] = {
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How a task is trained and pruned.
+    """Settings for training and pruning a task.
 
     Args:
         pruning: the score that units are pruned by.
-        step: the part of each group's units that one round of pruning takes.
-        most: pruning ends when this part of each group's units is given up.
-        tolerance: how far training accuracy may stay below the best one.
-        patience: training ends after so many epochs without a better accuracy.
-        recovery_epochs: epochs that a round of pruning has to get back within the tolerance.
+        step: the share of each group's units that one round of pruning takes.
+        most: pruning ends when this share of each group's units is given up.
+        tolerance: how far the training accuracy may stay below the best one.
+        patience: training ends after this number of epochs without a better accuracy.
+        recovery_epochs: the most epochs that may follow a round of pruning to get back within the
+            tolerance.
         settle_epochs: epochs at the end, after all pruning, with rates that fall to zero.
-        max_epochs: training ends after so many epochs at the latest.
-        lr_factor: learning rates while pruning, as a factor of those the optimizer came with.
+        max_epochs: the most epochs of training before pruning.
+        lr_factor: learning rates while pruning, as a factor of those that the optimizer came with.
         prune: False for a last task that may keep everything.
         clip: the largest norm of the gradient.
         autocast: "bfloat16" or "float16" for mixed precision.
-        score_batches: how many batches a score that needs data looks at.
+        score_batches: the number of batches for a score that needs data.
 
     Example:
         >>> config = TrainConfig(pruning="l1", step=0.1)
@@ -79,7 +80,7 @@ class TrainConfig:
                 raise InputError(f"{name}={value!r} is not {text}", remedy=f"it must be {text}")
 
     def with_(self, **settings: Any) -> TrainConfig:
-        """The same with other settings.
+        """A copy with other settings.
 
         Raises:
             InputError: there is no such setting, or not with this value.
@@ -98,5 +99,5 @@ class TrainConfig:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> TrainConfig:
-        """What :meth:`to_dict` gave."""
+        """The inverse of :meth:`to_dict`."""
         return TrainConfig().with_(**values)

@@ -1,4 +1,4 @@
-"""Epochs: one pass of training, one pass of looking."""
+"""Epochs: single passes over the data, in train mode, in eval mode, and for statistics."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ..errors import InputError, NonFiniteError
 from ..results.metric import Accumulator
 from ..tasks.network import Network
 from ..tasks.pruning.scores import ScoreData
-from .doubts import Targets
+from .learning_warnings import Targets
+from .progress import TRAIN
 from .progress_bar import Bar
-from .refresh import estimate, no_batches
+from .running_statistics import estimate, no_batches
 
-TRAIN = "train"
 #: (network, batch) -> (loss, output, target): what one step computes.
 StepFunction = Callable[[nn.Module, Any], tuple[Tensor, Any, Any]]
 
@@ -32,11 +32,11 @@ class EmptyBatchError(InputError):
 
 
 @dataclass
-class Passes:
-    """Everything that a pass over the data needs.
+class EpochRunner:
+    """Runs passes over the data of one task.
 
-    ``model`` is the network, or what distributes it over processes. ``targets`` are counted in
-    the first pass, where the metric is accuracy.
+    ``model`` is the network, or its wrapper that distributes it over processes. ``targets``, if the
+    metric is accuracy, counts the targets in the first pass; ``counted`` tells that this is done.
     """
 
     net: Network
@@ -56,11 +56,11 @@ class Passes:
     # -- training ------------------------------------------------------------------------------
 
     def train(self, phase: str, epoch: int) -> tuple[float, float]:
-        """An epoch of training: the mean loss, and the accuracy on the way.
+        """One epoch of training: the mean loss, and the accuracy of the outputs on the way.
 
         Raises:
             NonFiniteError: the loss is infinite or NaN.
-            InputError: the loader is empty, or gives a batch that is.
+            InputError: the loader is empty, or gives an empty batch.
         """
         self.net.train()
         self._new_order(epoch)
@@ -74,9 +74,11 @@ class Passes:
             losses += loss.cpu()
             batches += 1
             self.bar.advance()
+        # Processes may have different numbers of batches: average over all of them.
         sums = distributed.total(torch.stack([losses, torch.tensor(float(batches)).double()]))
         self._ended(batches)
-        distributed.same(self.net.backbone.buffers())  # running statistics of the last batch
+        # Each process has normalised its own batches; all go on with the statistics of the first.
+        distributed.same(self.net.backbone.buffers())
         return float(sums[0] / sums[1]), self.metric.compute()
 
     def _step(self, batch: Any, phase: str, number: int) -> Tensor:
@@ -84,8 +86,11 @@ class Passes:
         with self._precision():
             loss, output, target = self.step_function(self.model, batch)
         bad = ~torch.isfinite(loss.detach())
-        if bool(distributed.total(bad.long())):  # in any of the processes, so that all stop
-            raise self._no_loss(batch, f"batch {number} of a {phase} epoch")
+        # A bad loss in one process stops all of them: the others would wait for it in backward.
+        if bool(distributed.total(bad.long())):
+            raise self._loss_error(batch, f"batch {number} of a {phase} epoch")
+        # The scaler does nothing unless autocast is float16. Clipping needs unscaled gradients; the
+        # gradients of frozen elements are zero and do not count in the norm.
         self.scaler.scale(loss).backward()
         if self.clip is not None:
             self.scaler.unscale_(self.optimizer)
@@ -96,7 +101,7 @@ class Passes:
             self._measure(output, target)
         return loss.detach().double()
 
-    def _no_loss(self, batch: Any, where: str) -> NonFiniteError | EmptyBatchError:
+    def _loss_error(self, batch: Any, where: str) -> NonFiniteError | EmptyBatchError:
         task = self.net.open_task
         if _is_empty(batch):
             return EmptyBatchError(
@@ -109,16 +114,16 @@ class Passes:
         )
 
     def _new_order(self, epoch: int) -> None:
-        """A sampler that divides the data between processes is told the epoch."""
+        """Tell a sampler that divides the data between processes to shuffle anew."""
         sampler = getattr(self.loader, "sampler", None)
         if isinstance(sampler, torch.utils.data.DistributedSampler):
             sampler.set_epoch(epoch)
 
-    # -- looking -------------------------------------------------------------------------------
+    # -- measuring -----------------------------------------------------------------------------
 
     @torch.no_grad()
-    def look(self, phase: str) -> float:
-        """The accuracy in eval mode."""
+    def evaluate(self, phase: str) -> float:
+        """The accuracy in eval mode, with the running statistics as they are."""
         training = self.net.training
         self.net.eval()
         self._reset()
@@ -127,6 +132,7 @@ class Passes:
         try:
             for batch in self._batches():
                 batches += 1
+                # self.net instead of self.model: without gradients there is nothing to synchronise.
                 with self._precision():
                     _, output, target = self.step_function(self.net, batch)
                 self._measure(output, target)
@@ -138,6 +144,7 @@ class Passes:
 
     def _reset(self) -> None:
         self.metric.reset()
+        # All passes have the same data, so targets are counted once, in the first complete pass.
         if self.targets is not None and not self.counted:
             self.targets.reset()
 
@@ -146,9 +153,8 @@ class Passes:
         if self.targets is not None and not self.counted:
             self.targets.update(output, target)
 
-    def refresh(self) -> None:
-        """Running statistics of the weights as they are now."""
-
+    def refresh_statistics(self) -> None:
+        """Re-estimate the running statistics for the current weights."""
         device = self._device()
 
         def forward(batch: Any) -> None:
@@ -163,7 +169,7 @@ class Passes:
         self.counted = True
 
     def score_data(self, batches: int) -> ScoreData:
-        """A few batches for scores."""
+        """The first batches, for scores that need data."""
 
         def loss(net: Network, batch: Any) -> Tensor:
             with self._precision():
@@ -191,7 +197,7 @@ def _is_empty(batch: Any) -> bool:
 
 
 def step_with(loss: Callable[[Any, Any], Tensor]) -> StepFunction:
-    """The usual step: a loss of (output, target) on pairs (inputs, targets)."""
+    """The default step function: a loss of (output, target) on pairs (inputs, targets)."""
 
     def step(model: nn.Module, batch: Any) -> tuple[Tensor, Any, Any]:
         inputs, target = split(batch)

@@ -1,4 +1,4 @@
-"""History: what happened while a task was trained."""
+"""History: the record of the training of one task."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Epoch:
-    """One unit of work: an epoch of training or recovery, or a look after a round of pruning.
+    """One step of the loop: an epoch of training, or the evaluation after a round of pruning.
 
-    ``loss`` is None for a look. ``pruned`` is the part of the units that the task began with and
-    has given up; ``free`` the part of the backbone's parameters that no task uses.
+    ``loss`` is None for an evaluation. ``pruned`` is the share of the task's initial units that it
+    has given up; ``free`` is the share of the backbone's parameters that no task uses.
     """
 
     task: int
@@ -29,10 +29,10 @@ class Epoch:
 
 @dataclass(frozen=True)
 class TaskHistory:
-    """All epochs of a task, the rounds of pruning that were kept, and why it ended.
+    """All epochs of a task, the number of pruning rounds that were kept, and why it ended.
 
-    ``accuracy`` is the one on the training data of the network as it is left: in eval mode, or,
-    if it was not pruned, on the way through the last epoch.
+    ``accuracy`` is that of the final network on the training data: in eval mode, or, if the task
+    was not pruned, during the last epoch.
     """
 
     task: int

@@ -1,4 +1,4 @@
-"""Progress: one bar that tells the phase, the accuracy and the capacity."""
+"""Progress bar: shows the phase, the accuracy and the capacity while a task is trained."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..common import distributed
 
 
 class Bar:
-    """Counts batches; one epoch after the other."""
+    """Counts the batches of one pass after another; shown in the first process only."""
 
     def __init__(self, task: str, show: bool) -> None:
         self._task = task
@@ -21,15 +21,15 @@ class Bar:
         )
 
     def begin(self, phase: str, total: int | None) -> None:
-        """A new pass over the data."""
+        """Start a new pass over the data."""
         self._bar.reset(total)
         self._bar.set_description(f"{self._task}: {phase}", refresh=False)
 
     def advance(self) -> None:
         self._bar.update()
 
-    def tell(self, **facts: Any) -> None:
-        """What is known by now."""
+    def show(self, **facts: Any) -> None:
+        """Show facts at the end of the bar."""
         self._bar.set_postfix(facts, refresh=True)
 
     def close(self) -> None:
@@ -38,7 +38,7 @@ class Bar:
 
 @contextmanager
 def bar(task: str, show: bool) -> Iterator[Bar]:
-    """A bar that is closed whatever happens."""
+    """A bar that is closed on exit, also after an error."""
     made = Bar(task, show)
     try:
         yield made

@@ -1,4 +1,7 @@
-"""State: everything that decides how training goes on, taken down and put back."""
+"""State: the network's and the random generators' part of a training state, taken and restored.
+
+The dictionaries are written to files, so their keys stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,17 @@ from ..common import distributed
 from ..errors import CheckpointError
 from ..tasks.network import Network
 
-_OTHER = "start the run with another checkpoint directory, or go on with the network it is of"
+_OTHER = "start the run with another checkpoint directory, or continue with its own network"
 
 
 # -- the network ---------------------------------------------------------------------------------
 
 
 def of_network(net: Network) -> dict[str, Any]:
-    """What the open task may change."""
+    """Everything that the open task may change.
+
+    Owners of finished tasks cannot change; they are included only to recognise the network.
+    """
     return {
         "task": net.tasks[-1].index,
         "seed": net.tasks[-1].seed,
@@ -35,7 +41,7 @@ def of_network(net: Network) -> dict[str, Any]:
 
 
 def _values(net: Network) -> dict[str, Tensor]:
-    """Backbone and the head of the open task; finished heads cannot change."""
+    """Values of the backbone and of the open task's head; finished heads cannot change."""
     own = f"heads.{net.open_task}."
     return {
         name: home[leaf]
@@ -45,7 +51,7 @@ def _values(net: Network) -> dict[str, Tensor]:
 
 
 def check_network(net: Network, state: Mapping[str, Any]) -> None:
-    """Is a state one of this network, in this task, after the same earlier tasks?
+    """Check that a state is of this network, in this task, after the same earlier tasks.
 
     Raises:
         CheckpointError: it is not.
@@ -57,10 +63,12 @@ def check_network(net: Network, state: Mapping[str, Any]) -> None:
             f"open task is {task.index} with {task.classes}",
             remedy=_OTHER,
         )
+    # Same tensors and same owners: then unit numbers in the state mean the same as here.
     here = {name: (t.shape, t.dtype) for name, t in _values(net).items()}
     there = {name: (t.shape, t.dtype) for name, t in state["values"].items()}
     if here != there or not np.array_equal(state["owners"].numpy(), net.owners.task):
         raise CheckpointError("the stored state is of another network", remedy=_OTHER)
+    # Copying the state over the network would overwrite frozen values, so those must be the same.
     for pin in net.pins.frozen():
         value = state["values"].get(pin.name)
         if value is not None and not pin.holds(value, net.pins.values(pin.name)):
@@ -72,7 +80,7 @@ def check_network(net: Network, state: Mapping[str, Any]) -> None:
 
 @torch.no_grad()
 def to_network(net: Network, state: Mapping[str, Any]) -> None:
-    """Put back what :func:`of_network` took."""
+    """Restore what :func:`of_network` returned."""
     for name, tensor in _values(net).items():
         tensor.detach().copy_(state["values"][name])
     net.owners = replace(net.owners, pruned=state["pruned"].numpy().copy())
@@ -84,7 +92,7 @@ def to_network(net: Network, state: Mapping[str, Any]) -> None:
 
 
 def of_random(loader: Any) -> list[Any]:
-    """Every generator a loop may draw from, of all processes."""
+    """The states of all generators that training may draw from, one entry per process."""
     return distributed.share(_own_random(loader))
 
 
@@ -99,7 +107,7 @@ def _own_random(loader: Any) -> dict[str, Any]:
 
 
 def to_random(states: list[Any], loader: Any) -> None:
-    """Put them back; with another number of processes there is nothing to go on with."""
+    """Restore generators; with another number of processes they go on as they are."""
     if len(states) == distributed.count():
         _set_random(states[distributed.rank()], loader)
 
@@ -120,14 +128,14 @@ def _set_random(state: Mapping[str, Any], loader: Any) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
-    kind, keys, *rest = state["numpy"]
+    kind, keys, *rest = state["numpy"]  # from a file, the keys come back as a tensor
     np.random.set_state((kind, np.asarray(keys), *rest))
     for generator, own in zip(_generators(loader), state["loader"], strict=False):
         generator.set_state(own)
 
 
 def _generators(loader: Any) -> list[torch.Generator]:
-    """Those of a loader and its samplers."""
+    """The generators of a loader and of its samplers."""
     found = {}
     for holder in (
         loader,

@@ -1,7 +1,7 @@
-"""Store: where states are kept between epochs, in memory or in a directory.
+"""Store: keeps training states between epochs, in memory or in a directory.
 
-``now`` is the state that training goes on from; ``before`` the one from before a round of pruning.
-A directory keeps them in files of their own for every task, each written whole or not at all.
+``now`` is the state that training continues from; ``before`` is the one from before the current
+round of pruning. A directory has separate files for every task, each written whole or not at all.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class Memory:
 
 
 class Directory:
-    """Keeps files in a directory, which no other run may use meanwhile; the first process writes.
+    """Keeps states in files of a directory, locked against other runs; the first process writes.
 
-    A write that fails is no reason to lose what was learned: the state stays in memory, there is
-    a warning, and the next one is tried again. The files always fit together: without the state
-    from before a round none of later ones is written.
+    A failed write does not stop training: the state stays in memory, a warning is issued, and the
+    next write is attempted. The files always fit together: as long as the state from before a round
+    is not written, no later one is.
 
     Raises:
         CheckpointError: the directory cannot be made or written to, or another run is in it.
-        InputError: it is no path.
+        InputError: ``path`` is not a path.
     """
 
     def __init__(self, path: Any, task: int) -> None:
@@ -72,14 +72,15 @@ class Directory:
     def put(self, name: str, state: Any) -> None:
         if distributed.rank() == 0:
             try:
+                # A file of a later round without the state to go back to could not be resumed.
                 if name == NOW and BEFORE in self._unwritten:
                     self._write(BEFORE, self._unwritten[BEFORE])
                 self._write(name, state)
             except CheckpointError as error:
                 self._unwritten[name] = copy.deepcopy(state)
                 warnings.warn(
-                    f"{archive.named(error.fact, self.file(name))}; training goes on, and what was "
-                    "written before is intact",
+                    f"{archive.named(error.fact, self.file(name))}; training continues, and the "
+                    "file written before is intact",
                     StorageWarning,
                     stacklevel=2,
                 )
@@ -91,6 +92,7 @@ class Directory:
         self._unwritten.pop(name, None)
 
     def get(self, name: str) -> Any:
+        # A state in memory is newer than its file; only the first process has it.
         unwritten = distributed.first(self._unwritten.get(name))
         if unwritten is not None:
             return copy.deepcopy(unwritten)
@@ -101,10 +103,12 @@ class Directory:
             description, tensors = archive.read(file)
             if "training" not in description:
                 fact = "the file is not a state of training"
-                raise CheckpointError(fact, remedy="pass a directory of its own")
+                raise CheckpointError(fact, remedy="pass a directory that holds nothing else")
             return unpack(description["training"], tensors)
 
     def drop(self, name: str) -> None:
+        # While the newest state is not on disk, the file of NOW is an older one, which may still
+        # need the state from before its round.
         if distributed.rank() == 0 and NOW not in self._unwritten:
             self._unwritten.pop(name, None)
             self.file(name).unlink(missing_ok=True)

@@ -297,15 +297,15 @@ def _output(seal: Any) -> Any:
 
 
 SEALS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
-    "digest": (lambda s: _first(s).update(digest="0" * 64), "changed", "is the seal itself"),
-    "number": (lambda s: _first(s).update(values=1), "changed", "is the seal itself"),
-    "tensor less": (lambda s: s["frozen"]["tensors"].popitem(), "changed", "is the seal itself"),
+    "digest": (lambda s: _first(s).update(digest="0" * 64), "changed", "is in the seal itself"),
+    "number": (lambda s: _first(s).update(values=1), "changed", "is in the seal itself"),
+    "tensor less": (lambda s: s["frozen"]["tensors"].popitem(), "changed", "is in the seal itself"),
     "tensor more": (
         lambda s: s["frozen"]["tensors"].update(more=dict(_first(s))),
         "changed",
-        "is the seal itself",
+        "is in the seal itself",
     ),
-    "owned": (lambda s: s["frozen"].update(owned=""), "changed", "is the seal itself"),
+    "owned": (lambda s: s["frozen"].update(owned=""), "changed", "is in the seal itself"),
     "output": (lambda s: _output(s).update(digest="0" * 64), "outputs", "recorded outputs"),
     "sample": (lambda s: _output(s).update(sample="AAAA" * 8), "outputs", "recorded outputs"),
     "no sample": (lambda s: _output(s).update(sample="?"), "outputs", "recorded outputs"),
@@ -507,7 +507,7 @@ def test_what_no_network_has_written(saved: Path) -> None:
     edit(saved, lambda _, tensors: tensors["owners"].fill_(7))
     report = audit(saved)
     assert not report.ok
-    assert report.damage == "the file was edited; the file has owners that are no tasks"
+    assert report.damage == "the file was edited; the file has owners that are not finished tasks"
     assert report.digest
 
 
@@ -647,7 +647,7 @@ def test_on_another_machine(saved: Path) -> None:
     edit_seal(saved, 0, elsewhere)
     report = audit(saved)
     assert verdicts(report) == ["outputs", "held"]
-    assert "on the same machine only, and here torch was '1.0'" in report.tasks[0].note
+    assert "only on the same machine, and here torch was '1.0'" in report.tasks[0].note
     assert "though their frozen values are as sealed" in str(report)
 
 
@@ -678,7 +678,7 @@ def test_as_many_threads_as_then(saved: Path, monkeypatch: pytest.MonkeyPatch) -
     assert torch.get_num_threads() == 1
 
 
-def test_a_second_go_answers_for_itself(tmp_path: Path) -> None:
+def test_a_revisit_answers_for_itself(tmp_path: Path) -> None:
     net, x = learned(1), torch.randn(4, 3)
     net.prepare_for_task(1, revisit=0)
     lives.train(net, x, [lives.adamw(net)])

@@ -498,7 +498,7 @@ class Wider(nn.Module):
     ("model", "fact"),
     [
         (lambda: Wider(activation=torch.tanh), "is of another model: operators differ"),
-        (lambda: Wider(swap=True), "is of another model: number of classes"),
+        (lambda: Wider(swap=True), "is of another model: number of units"),
         (lambda: nn.Sequential(Wider()), "has nothing for backbone.0.a.weight"),
         (lambda: nn.Linear(4, 3), "has nothing for backbone.weight"),
         (lambda: _with(Wider(), c=nn.Linear(6, 5)), "has backbone.c.weight of shape [3, 6]"),
@@ -832,13 +832,19 @@ TENSORS: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
         lambda t: t.update({"backbone.0.bias": torch.ones(8, dtype=torch.int64)}),
         "of torch.int64",
     ),
-    "unknown": (lambda t: t.update({"other": torch.ones(1)}), "of no known kind"),
-    "no owners": (lambda t: t.pop("owners"), "has no owners for every class"),
-    "few owners": (lambda t: t.update(owners=t["owners"][:-1]), "has no owners for every class"),
-    "no pruned": (lambda t: t.pop("pruned"), "has no pruned for every class"),
-    "owner to come": (lambda t: t["owners"].fill_(1), "has owners that are no tasks"),
-    "negative owner": (lambda t: t["owners"].fill_(-2), "has owners that are no tasks"),
-    "real owners": (lambda t: t.update(owners=t["owners"].float()), "owners that are no tasks"),
+    "unknown": (lambda t: t.update({"other": torch.ones(1)}), "of an unknown kind"),
+    "no owners": (lambda t: t.pop("owners"), "does not have owners for every unit"),
+    "few owners": (
+        lambda t: t.update(owners=t["owners"][:-1]),
+        "does not have owners for every unit",
+    ),
+    "no pruned": (lambda t: t.pop("pruned"), "does not have pruned for every unit"),
+    "owner to come": (lambda t: t["owners"].fill_(1), "has owners that are not finished tasks"),
+    "negative owner": (lambda t: t["owners"].fill_(-2), "has owners that are not finished tasks"),
+    "real owners": (
+        lambda t: t.update(owners=t["owners"].float()),
+        "owners that are not finished tasks",
+    ),
 }
 
 

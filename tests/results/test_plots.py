@@ -20,7 +20,7 @@ from torch import nn
 
 import autoeidetic
 from autoeidetic import InputError, Run
-from autoeidetic.results import AccuracyMatrix, figures, plots
+from autoeidetic.results import AccuracyMatrix, curves, figures, plots
 from results.test_results import HOSTILE, begin, capacity, evaluation
 
 KEPT = AccuracyMatrix([[0.9], [0.9, 0.8], [0.9, 0.8, 0.95]])
@@ -162,7 +162,7 @@ def test_colours_are_told_apart() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_apart(seed: int) -> None:
     values = torch.rand(9, generator=torch.Generator().manual_seed(seed)).tolist()
-    placed = plots.apart(values, 0.1, 0.0, 1.0)
+    placed = curves.apart(values, 0.1, 0.0, 1.0)
     assert all(b - a > 0.0999 for a, b in itertools.pairwise(sorted(placed)))
     assert all(-1e-9 <= place <= 1 + 1e-9 for place in placed)
     order = sorted(range(9), key=values.__getitem__)
@@ -230,7 +230,7 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(InputError, match="plots need matplotlib"):
         Run(tmp_path / "insists", draw=True)
     run = begin(tmp_path)
-    run._draw = Run(tmp_path)._draw
+    run._files = Run(tmp_path)._files
     run.after_task(0, evaluation(0.5), capacity(1))
     assert not (tmp_path / "plots").exists()
 

@@ -388,7 +388,7 @@ def test_a_further_task_needs_a_new_router(digits: Digits, routed: dict[str, Eid
     assert all(torch.equal(net(digits.x, task=task), b) for task, b in enumerate(before))
 
 
-def test_a_second_go_is_the_same_task(digits: Digits, routed: dict[str, EideticNet]) -> None:
+def test_a_revisit_is_the_same_task(digits: Digits, routed: dict[str, EideticNet]) -> None:
     """It is not looked for; when it answers in the place of the first, its labels count."""
     for kind in KINDS:
         net = copy.deepcopy(routed[kind])
@@ -410,7 +410,7 @@ def test_a_second_go_is_the_same_task(digits: Digits, routed: dict[str, EideticN
         assert same(net.predict(digits.x), before)
 
 
-def test_numbers_of_tasks_skip_a_second_go() -> None:
+def test_numbers_of_tasks_skip_a_revisit() -> None:
     net = autoeidetic.convert(nn.Sequential(nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 2)), X)
     for task, revisit in enumerate((None, 0, None)):
         net.prepare_for_task(task, revisit=revisit)
@@ -962,9 +962,7 @@ def test_wrong_arguments(digits: Digits, routed: dict[str, EideticNet]) -> None:
         few = "3 loaders were passed for 4 finished tasks .'task 0'"
         fails(net, InputError, few, each, loaders[:3])
         fails(net, InputError, "loaders is a DataLoader", each, data.DataLoader([1, 2]))
-        fails(
-            net, InputError, r"nothing in the data of loader 2 \(task 'task 2'\)", "batches", empty
-        )
+        fails(net, InputError, r"the data of loader 2 \(task 'task 2'\) is empty", "batches", empty)
         fails(net, NonFiniteError, "of 3 of 3 inputs of loader 3", "look for", bad)
         fails(net, InputError, "a batch is a tuple of 3 values", "alone", [[(1, 2, 3)]] * 4)
         fails(net, InputError, "epochs=0", "above 0", loaders, epochs=0)

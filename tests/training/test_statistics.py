@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import autoeidetic
 from autoeidetic.errors import InputError, LearningWarning, NonFiniteError, TaskError
-from autoeidetic.training import epochs, refresh
+from autoeidetic.training import epochs, running_statistics
 
 
 def network(width: int = 24, momentum: float | None = 0.1) -> autoeidetic.EideticNet:
@@ -317,10 +317,10 @@ def test_few_batches_suffice(listed: bool) -> None:
     net.register_forward_pre_hook(lambda _, args: read.append(round(float(args[0].mean()))))
     given: Any = loader if listed else DataLoader(TensorDataset(x.flatten(0, 1)), batch_size=2)
     net.refresh_statistics(given)
-    assert len(read) == refresh.BATCHES
+    assert len(read) == running_statistics.BATCHES
     assert max(read) > 90 if listed else max(read) < 40
     net.refresh_statistics(given, batches=3)
-    assert len(read) == refresh.BATCHES + 3
+    assert len(read) == running_statistics.BATCHES + 3
 
 
 def test_training_takes_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,7 +446,7 @@ def test_chance_with_a_loss_of_ones_own() -> None:
 
 def test_chance_of_several_labels() -> None:
     """Of classes it is the share of the largest, of labels there is none."""
-    from autoeidetic.training.doubts import Targets
+    from autoeidetic.training.learning_warnings import Targets
 
     nan, targets = float("nan"), Targets()
     labels = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, nan], [1.0, 1.0]])

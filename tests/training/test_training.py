@@ -88,7 +88,7 @@ def test_three_tasks_learn_and_stay() -> None:
 
 
 def test_phases() -> None:
-    """Training first, then rounds; every round is a look, perhaps followed by recovery."""
+    """Training first, then rounds; every round is evaluated, and recovery may follow."""
     history = run(network(), 0, tolerance=0.0, step=0.1, recovery_epochs=2)
     phases = [epoch.phase for epoch in history.epochs]
     assert phases[:6] == ["train"] * 6

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ...draw.picture.markup import escape, number, tag
-from ...results.plots import apart
+from ...results.curves import apart
 from ...tasks.capacity import Share
 from ..benchmark.plots import Axis
 from .outcome import Curves, Moment

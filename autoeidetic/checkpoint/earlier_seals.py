@@ -1,8 +1,8 @@
-"""Earlier: seals that a file holds, for a network that is put together again beside it.
+"""Earlier seals: the seals of a saved network, kept when a resumed run finishes its tasks again.
 
-A run that goes on finishes its finished tasks once more, out of the states of training. Their seals
-stay those that were taken the first time: a new one would vouch for whatever is there now, and its
-reference outputs would be those of another number of threads or another machine.
+A resumed run rebuilds its network by finishing all tasks again from the stored training states. The
+tasks keep the seals that were taken the first time: a new seal would vouch for whatever values are
+there now, and its reference outputs could be those of another machine or thread count.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ..tasks.network import Network
 from ..tasks.task import Task
 from .record import Record
 
-_REMEDY = "go on in another directory, or put the run's own files back"
+_REMEDY = "continue in another directory, or restore the run's own files"
 
 
 def earlier_tasks(path: Any) -> tuple[Task, ...]:
-    """The tasks of a saved network; none, if there is no file.
+    """The tasks of a saved network; () if there is no file.
 
     Raises:
-        CheckpointError: it is damaged or something else.
+        CheckpointError: the file is damaged or something else.
     """
     file = archive.as_path(path)
     if not file.exists():
@@ -33,10 +33,10 @@ def earlier_tasks(path: Any) -> tuple[Task, ...]:
 
 
 def keep_seal(net: Network, earlier: Task, path: Any) -> None:
-    """Give the task that was finished last the seal that a file holds of it.
+    """Give the task that was finished last its seal from a file.
 
     Raises:
-        CheckpointError: what the task froze is not what was sealed.
+        CheckpointError: the task froze other values than those that were sealed.
     """
     now = net.tasks[-1]
     if earlier.seal is None or now.seal is None:

@@ -1,9 +1,9 @@
-"""Refresh: running statistics of norms, estimated anew from data.
+"""Running statistics: those of norms, re-estimated from data for the current weights.
 
-In training a batch norm uses the statistics of the batch; in eval mode it uses running ones, which
-are averages over earlier steps. After few steps, or after a round of pruning, those describe
-weights that are no longer there, and accuracy in eval mode can be that of chance. So they are
-taken again, as plain averages over some batches with the weights as they are now.
+In train mode a batch norm uses the statistics of the batch; in eval mode it uses running ones,
+which are averages over earlier steps. After few steps, or after a round of pruning, those describe
+weights that no longer exist, and accuracy in eval mode can be that of chance. So they are
+re-estimated, as plain averages over some batches with the current weights.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ..errors import InputError, NonFiniteError, Place, TaskError
 from ..tasks.network import Network
 from .state import kept_random
 
-#: How many batches suffice: a thousand samples of 32 in a batch give a mean to 3 % of its spread.
+#: Enough batches: a thousand samples, 32 in a batch, give a mean to 3 % of its spread.
 BATCHES = 32
-#: Batch and instance norms of torch, and what is derived from them in timm and elsewhere.
+#: Batch and instance norms of torch, and classes derived from them in timm and elsewhere.
 _NORMS = nn.modules.batchnorm._NormBase
 _COUNTER = "num_batches_tracked"
 
@@ -43,7 +43,9 @@ def refresh_statistics(net: Network, loader: Iterable[Any], *, batches: int = BA
             remedy=f"call prepare_for_task({len(net.tasks)}) first",
         )
     if (whole_number(batches) or 0) < 1:
-        raise InputError(f"batches={batches!r} is not a number of batches", remedy="pass 32, say")
+        raise InputError(
+            f"batches={batches!r} is not a number of batches", remedy="pass 32, for example"
+        )
     check_loader(loader, "loader")
     device = next(net.parameters()).device
 
@@ -54,7 +56,7 @@ def refresh_statistics(net: Network, loader: Iterable[Any], *, batches: int = BA
 
 
 def _inputs(batch: Any) -> Any:
-    """What the network is called on; targets are not needed."""
+    """The inputs of a batch; targets are not needed."""
     if isinstance(batch, (tuple, list)):
         if len(batch) not in (1, 2):
             raise InputError(
@@ -71,10 +73,10 @@ def _inputs(batch: Any) -> Any:
 
 @dataclass
 class _Norm:
-    """A module that holds running statistics of free channels.
+    """A module with running statistics of free channels.
 
-    ``tensors`` are its statistics with the elements that are free (None: all of them), ``calls``
-    counts its calls in the estimate.
+    ``tensors`` maps the name of each statistic to its tensor and a mask of the free elements (None:
+    all are free). ``calls`` counts the calls of the module during the estimate.
     """
 
     path: str
@@ -88,7 +90,7 @@ def estimate(
 ) -> None:
     """Average the statistics of free channels over some batches; ``forward`` runs the network.
 
-    Either all of them are estimated or, when something fails, none.
+    Either all statistics are replaced or, if something fails, none.
     """
     norms = _lagging(net)
     if not norms:
@@ -103,20 +105,22 @@ def estimate(
             raise no_batches()
         _average(norms)
         _check_finite(norms)
+    # Norms may have updated statistics of frozen channels as well: write the pinned values back.
     net.pins.impose()
 
 
 def _lagging(net: Network) -> list[_Norm]:
-    """The norms whose statistics follow the weights: none without free channels.
+    """The norms whose statistics follow the weights: those with free channels.
 
-    A norm that its model keeps in eval mode while it trains, or whose momentum is zero, has the
-    statistics that it is meant to have.
+    Norms that the model keeps in eval mode while it trains, or whose momentum is zero, are left
+    out: their statistics are fixed on purpose.
     """
     free = net.free
     found: dict[str, _Norm] = {}
     names = {name: free.elements(name) for name in net.blueprint.plan.buffers}
     names = {name: mask for name, mask in names.items() if mask is not None and bool(mask.any())}
-    if not any(task.finished for task in net.tasks):  # from then on they are frozen as a whole
+    # Statistics that belong to no unit are frozen as a whole when the first task is finished.
+    if not any(task.finished for task in net.tasks):
         names |= dict.fromkeys(name for name in net.blueprint.constants if _is_running(net, name))
     for name, mask in names.items():
         path, _, leaf = name.rpartition(".")
@@ -128,12 +132,13 @@ def _lagging(net: Network) -> list[_Norm]:
         norm.tensors[name] = (home[leaf], None if mask is None else mask.to(home[leaf].device))
     if not found:
         return []
+    # A model's train() may leave some norms in eval mode, so put it in train mode and look.
     with _mode(net, training=True):
         return [norm for norm in found.values() if norm.module.training]
 
 
 def _is_running(net: Network, name: str) -> bool:
-    """Statistics that a norm of somebody's own updates and computes with (timm's EvoNorm)."""
+    """Is this a running statistic of a custom norm (timm's EvoNorm)?"""
     path, _, leaf = name.rpartition(".")
     return leaf.startswith("running_") and "momentum" in vars(net.backbone.get_submodule(path))
 
@@ -164,10 +169,10 @@ def _modes(net: Network, norms: list[_Norm]) -> Iterator[None]:
 
 @contextmanager
 def _counting(norms: list[_Norm], runtime: Runtime) -> Iterator[None]:
-    """Each call of a norm counts the same: its momentum is one divided by the calls so far.
+    """Make norms compute plain averages: before call n, the momentum is set to 1 / n.
 
-    That is what ``momentum=None`` means for a batch norm, and it holds for instance norms, too. A
-    run for a level in which nothing learns updates nothing, and does not count.
+    That is what ``momentum=None`` means for a batch norm; instance norms do not support it. A run
+    for a level in which nothing learns updates no statistics, and is not counted.
     """
 
     def counted(norm: _Norm) -> Callable[[Any, Any], None]:
@@ -178,6 +183,7 @@ def _counting(norms: list[_Norm], runtime: Runtime) -> Iterator[None]:
 
         return before
 
+    # Custom norms keep their own momentum: their formula is not known.
     own = [norm for norm in norms if isinstance(norm.module, _NORMS)]
     momenta = [norm.module.momentum for norm in own]
     hooks: list[Any] = []
@@ -197,32 +203,34 @@ def _counting(norms: list[_Norm], runtime: Runtime) -> Iterator[None]:
 
 @contextmanager
 def _put_back_on_failure(net: Network, norms: list[_Norm]) -> Iterator[None]:
+    """Restore all statistics if an exception passes."""
     tensors = [tensor for norm in norms for tensor, _ in norm.tensors.values()]
     counters = [norm.module._buffers.get(_COUNTER) for norm in norms]
     tensors += [counter for counter in counters if counter is not None]
     before = [tensor.clone() for tensor in tensors]
     try:
         yield
-    except BaseException:  # also when it is interrupted
+    except BaseException:  # KeyboardInterrupt, too
         for tensor, values in zip(tensors, before, strict=True):
             tensor.copy_(values)
         raise
 
 
 def _eager() -> AbstractContextManager[Any]:
-    """A compiled network is not compiled again for each momentum."""
+    """Run a compiled network eagerly: each new momentum would cause a recompilation."""
     compiles = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if compiles else nullcontext()
 
 
 def _some(loader: Any, number: int) -> Iterable[Any]:
+    """At most ``number`` batches; of a list evenly spaced ones, as it may be sorted by class."""
     if isinstance(loader, (list, tuple)) and len(loader) > number:
         return (loader[each * len(loader) // number] for each in range(number))
     return itertools.islice(loader, number)
 
 
 def _average(norms: list[_Norm]) -> None:
-    """Over all processes, weighted by what each has seen."""
+    """Average over all processes, weighted by the number of calls in each."""
     if distributed.count() == 1:
         return
     for norm in norms:
@@ -230,6 +238,8 @@ def _average(norms: list[_Norm]) -> None:
         for tensor, free in norm.tensors.values():
             own = tensor.double().cpu()
             sums = distributed.total(torch.cat([own.flatten() * weight, weight.double()]))
+            # sums: the weighted statistics of all processes, then the sum of the weights. Frozen
+            # channels keep their bits, so the mean is written to free ones only.
             if float(sums[-1]):
                 mean = (sums[:-1] / sums[-1]).view_as(tensor).to(tensor)
                 tensor.copy_(mean if free is None else torch.where(free, mean, tensor))
@@ -248,7 +258,7 @@ def _check_finite(norms: list[_Norm]) -> None:
 
 
 def no_batches() -> InputError:
-    """Nothing could be read."""
+    """The error for a loader that gives nothing."""
     return InputError(
         "the loader gave no batches",
         remedy="pass one that has some and can be read again and again, such as a DataLoader or a "
