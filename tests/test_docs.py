@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from sweeps import only
 from torch import nn
 
 import autoeidetic
@@ -89,7 +90,7 @@ def test_pages_have_examples() -> None:
 
 
 @pytest.mark.usefixtures("forget", "forget_kinds")
-@pytest.mark.parametrize("page", RUNNING, ids=title)
+@pytest.mark.parametrize("page", only([ROOT / "README.md"], RUNNING), ids=title)
 def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All blocks of a page, one after another, in one namespace and an empty directory."""
     monkeypatch.chdir(tmp_path)
@@ -167,6 +168,7 @@ def test_every_command_is_described() -> None:
 # -- the site -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda script: script.stem)
 def test_examples_run(script: Path, tmp_path: Path) -> None:
     package = script.stem.removeprefix("with_")
@@ -183,6 +185,7 @@ def test_every_example_is_shown() -> None:
     assert {DOCS / name for name in shown} == set(EXAMPLES)
 
 
+@pytest.mark.slow
 def test_site(tmp_path: Path) -> None:
     """No warning; all that is public is described; nothing is loaded from elsewhere."""
     pytest.importorskip("mkdocs")
@@ -221,6 +224,7 @@ def run(
 # -- tables and links ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_operators_are_up_to_date() -> None:
     result = subprocess.run(
         [sys.executable, str(ROOT / "docs/generate.py"), "--check"],

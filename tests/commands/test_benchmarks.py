@@ -55,6 +55,7 @@ def never(name: str) -> Record:
 NAMES = ["raises", "too large", "fine", "too slow", "dies", "also fine"]
 
 
+@pytest.mark.slow
 def test_a_failure_stops_nothing(tmp_path: Path) -> None:
     into = tmp_path / "trace.jsonl"
     found = run_all(misbehave, NAMES, into, seconds=2.0, gibibytes=16.0, workers=2)
@@ -103,6 +104,7 @@ def slice_of_zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_zoo_keeps_its_promises(slice_of_zoo: Path) -> None:
     content = json.loads((slice_of_zoo / "zoo-families.json").read_text())
     assert "aten.linear" in content["operators"]
@@ -119,6 +121,7 @@ def test_zoo_keeps_its_promises(slice_of_zoo: Path) -> None:
         assert verified(record)
 
 
+@pytest.mark.slow
 def test_zoo_writes_every_format(slice_of_zoo: Path) -> None:
     table = (slice_of_zoo / "zoo-families.csv").read_text().splitlines()
     rows = list(csv.DictReader(table))
@@ -132,6 +135,7 @@ def test_zoo_writes_every_format(slice_of_zoo: Path) -> None:
     assert "| test_vit |" in (slice_of_zoo / "zoo-families.md").read_text()
 
 
+@pytest.mark.slow
 def test_zoo_goes_on(
     slice_of_zoo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,6 +228,7 @@ def test_hostile_names_stay_text() -> None:
 # -- other tools, speed, memory -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_analysis_is_faster_than_export(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "ROUNDS", 2)
@@ -240,6 +245,7 @@ def test_torch_pruning_halves_a_resnet() -> None:
     assert 0.2 < record["left"] < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_costs_stay_within_their_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the processor's time, for other tests run beside this one."""
@@ -295,6 +301,7 @@ def test_speed_writes_what_it_measures(tmp_path: Path, monkeypatch: pytest.Monke
 # -- the report -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_report_of_what_there_is(slice_of_zoo: Path, tmp_path: Path) -> None:
     cost = {"plain": 0.1, "ratio": 1.0, "reference_ratio": 2.0}
     points = [

@@ -17,8 +17,8 @@ import pytest
 from checkpoint.test_audit import learned, strict
 from checkpoint.test_checkpoint import edit
 
-import autoeidetic
 from autoeidetic import commands
+from autoeidetic.errors import InputError, Place
 from commands.test_train_command import fails
 
 COMMANDS = ("inspect", "visualize", "train", "verify", "benchmark")
@@ -239,6 +239,6 @@ def test_a_reader_that_has_seen_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_errors_are_one_line() -> None:
-    place = autoeidetic.errors.Place("layer", "aten.add")
-    error = autoeidetic.InputError("a\n b", place=place, remedy="do c")
+    place = Place("layer", "aten.add")
+    error = InputError("a\n b", place=place, remedy="do c")
     assert commands._one_line(error) == "a b; aten.add in module 'layer'; do c"

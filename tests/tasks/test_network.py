@@ -571,6 +571,7 @@ def process(rank: int, port: int, path: str) -> None:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path: Any) -> None:
     """DistributedDataParallel: nothing is forgotten, and both have learned the same."""
     with socket.socket() as free:

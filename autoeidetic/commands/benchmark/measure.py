@@ -99,7 +99,7 @@ def analyze(name: str) -> Record:
 def convert(name: str) -> Record:
     """A converted copy with real weights, its rehearsal, and what pruning half leaves free."""
     _settle()
-    warnings.simplefilter("error", autoeidetic.RehearsalWarning)
+    warnings.simplefilter("error", autoeidetic.errors.RehearsalWarning)
     model = build(name)
     inputs = example(model)
     before = peak_memory()
@@ -161,7 +161,7 @@ def _capacity(model: nn.Module, deps: Any) -> Record:
     """What a task that keeps half leaves free, as far as the plan tells without weights."""
     try:
         plan = blueprints(model, deps)[0]
-    except autoeidetic.HeadError as error:
+    except autoeidetic.errors.HeadError as error:
         return {"free_after_half": None, "head_error": short(error)}
     owners = Owners.none(plan.plan, plan.outside, plan.locked, True).opened(0)
     alike = np.ones(plan.plan.units + 1)
