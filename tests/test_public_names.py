@@ -1,4 +1,4 @@
-"""The front door: public names, names that moved to their rooms, and packages imported on demand."""
+"""The front door: public names, old spellings of names, and packages imported on demand."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from autoeidetic.commands.benchmark.records import verified
 from autoeidetic.commands.benchmark.result_table import to_csv, to_markdown
 from autoeidetic.commands.benchmark.runner import Record, run_all
 from autoeidetic.commands.benchmark.web_page import to_html
-from benchmarks import report, speed, speed_growth, speed_steps
+from benchmarks import report, speed, speed_growth, speed_import, speed_steps
 from benchmarks.speed_memory import memory
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -285,6 +285,27 @@ def test_the_reference_freezes_what_is_assigned() -> None:
     assert torch.equal(layer.weight_orig[frozen], before[frozen])
     assert not torch.equal(layer.weight_orig[~frozen], before[~frozen])
     assert not layer.weight[frozen & (reference.layers[1].readable > 0)].any()
+
+
+def test_imports_are_measured_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def seconds(statement: str) -> float:
+        asked.append(statement)
+        return len(asked) + 0.2 * ("autoeidetic" in statement)  # each process is slower by 1 s
+
+    monkeypatch.setattr(speed_import, "seconds_of_process", seconds)
+    record = {"model": "autoeidetic", **speed_import.imported("autoeidetic")}
+    torch, both = speed_import.STATEMENTS.values()
+    assert asked[:6] == [torch, both, torch, both, both, torch]
+    assert len(asked) == 2 + 2 * speed_import.ROUNDS
+    assert record["difference"] == pytest.approx(1.2)
+    assert speed_import.import_report([record]).endswith("| 1.200 | 0.3 | fail |")
+    assert "| why |" in speed_import.import_report([{"model": "x", "error": "why"}])
+
+
+def test_an_import_is_measured() -> None:
+    assert 0 < speed_import.seconds_of_process("import json") < 60
 
 
 def test_speed_writes_what_it_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
