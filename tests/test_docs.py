@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from sweeps import only
+from test_public_names import MOVED
 from torch import nn
 
 import autoeidetic
@@ -192,7 +193,7 @@ def test_site(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     run(command, ROOT, {"NO_MKDOCS_2_WARNING": "1"})
     reference = (tmp_path / "api.html").read_text()
-    for name in autoeidetic.__all__:
+    for name in [*autoeidetic.__all__, *MOVED]:
         assert re.search(rf'id="autoeidetic\.([a-z.]+\.)?{name}"', reference), name
     assert reference.count("doc-object doc-module") == 1  # that of errors; functions, not modules
     assert "<code>&gt;&gt;&gt;" not in reference  # examples are code, with colours
