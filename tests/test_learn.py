@@ -99,6 +99,7 @@ def test_never_pruned(tmp_path: Path) -> None:
         autoeidetic.learn(net, lessons(2), tmp_path, prune=False, **SHORT)
 
 
+@pytest.mark.slow
 def test_wrong_calls(tmp_path: Path) -> None:
     net = network()
     with pytest.raises(InputError, match="0 lessons"):

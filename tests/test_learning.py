@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from sklearn import datasets
-from sweeps import only
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -165,7 +164,8 @@ def alone(data: Split, setup: Setup) -> float:
     return accuracy(logits(model, data), data)
 
 
-@pytest.mark.parametrize("name", only(["mlp"], SETUPS))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETUPS)
 def test_five_tasks_are_learned_and_none_is_forgotten(name: str, tasks: list[Split]) -> None:
     setup = SETUPS[name]
     net = autoeidetic.convert(setup.build(), tasks[0].train_x[:2])

@@ -524,6 +524,7 @@ def test_transformers(name: str) -> None:
 # -- compiled -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_compiled() -> None:
     torch.compiler.reset()
     make, example, others = ANSWERED["two_streams"]

@@ -66,6 +66,7 @@ def test_overview(capsys: pytest.CaptureFixture[str]) -> None:
         assert purpose in text
 
 
+@pytest.mark.slow
 def test_help_does_not_wait_for_libraries_of_models() -> None:
     """They take seconds to import."""
     program = (

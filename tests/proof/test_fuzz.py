@@ -318,6 +318,7 @@ def test_settings_must_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 QUICK = ("pins", "nesting", "level norms", "heads read their own features")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_a_safeguard_that_is_taken_out_is_missed(name: str) -> None:
     count, report = without.until_found(name, FIRST, 40)

@@ -454,6 +454,7 @@ def test_precision_of_the_backbone_alone(life: lives.Life) -> None:
     life.verify()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_compiled(life: lives.Life) -> None:
     """A compiled network trains, and what it says stays what it said."""

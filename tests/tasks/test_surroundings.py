@@ -176,6 +176,7 @@ def test_compiled_parts_forget_nothing(how: Any) -> None:
     assert same(net(X, task=1), second)
 
 
+@pytest.mark.slow
 @TORCH_ASKS
 @pytest.mark.parametrize("part", [lambda net: net, lambda net: net.backbone[1]])
 def test_copies_of_compiled_networks_are_their_own(part: Any) -> None:
