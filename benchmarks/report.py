@@ -24,6 +24,7 @@ from autoeidetic.commands.benchmark.web_page import plot_coverage, plot_times
 from benchmarks import RESULTS, headline, learning_report, lives
 from benchmarks.speed_calls import calls_report
 from benchmarks.speed_growth import growth_report
+from benchmarks.speed_import import import_report
 from benchmarks.speed_tables import bytes_report, compare_summary, cost_report, giant_report
 
 ROOT = Path(__file__).parent.parent
@@ -114,6 +115,10 @@ def analysis(name: str, content: Record, images: Images) -> list[str]:
     return compare_summary(content["models"])
 
 
+def imports(name: str, content: Record, images: Images) -> list[str]:
+    return [import_report(content["models"])]
+
+
 def giants(name: str, content: Record, images: Images) -> list[str]:
     return [giant_report(content["models"])]
 
@@ -187,6 +192,7 @@ SECTIONS = (
     Section("speed-memory", "Memory", f"{SPEED} memory", sizes),
     Section("speed-calls", "Calls with sizes that no example had", f"{SPEED} calls", called),
     Section("speed-growth", "Growth", f"{SPEED} growth", growth),
+    Section("speed-import", "Import", f"{SPEED} import", imports),
     Section("learning-permuted*", "Permuted MNIST", f"{LEARNING} permuted", learning),
     Section("learning-split*", "Five tasks of two classes", f"{LEARNING} split", learning),
     Section("learning-cifar*", "CIFAR-100", f"{LEARNING} cifar", learning),

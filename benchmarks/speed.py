@@ -6,6 +6,7 @@
     python benchmarks/speed.py step                       # also: eval, prune, memory
     python benchmarks/speed.py calls                      # sizes that no example had
     python benchmarks/speed.py growth                     # with width, depth, tasks, share frozen
+    python benchmarks/speed.py import                     # of the package, beyond that of torch
 
 README.md in this directory describes the measurements.
 """
@@ -38,6 +39,7 @@ from autoeidetic.commands.benchmark.runner import (
 from benchmarks import RESULTS
 from benchmarks.speed_calls import NETWORKS, calls, calls_report
 from benchmarks.speed_growth import POINTS, grown, growth_report
+from benchmarks.speed_import import import_report, imported
 from benchmarks.speed_memory import memory
 from benchmarks.speed_steps import evaluate, prune, step
 from benchmarks.speed_tables import bytes_report, compare_report, cost_report, giant_report
@@ -123,6 +125,7 @@ SECTIONS = {
     "memory": Section(memory, lambda: BATCHES, bytes_report),
     "calls": Section(calls, lambda: NETWORKS, calls_report),
     "growth": Section(grown, lambda: POINTS, growth_report),
+    "import": Section(imported, lambda: ["autoeidetic"], import_report),
 }
 
 

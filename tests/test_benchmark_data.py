@@ -369,6 +369,7 @@ def test_only_pretrained_networks_need_files() -> None:
     assert set(models.NETWORKS) - set(SMALL) == {"efficientnet_lite0"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_networks_are_divided_between_tasks(name: str) -> None:
     x = torch.randn(2, *models.NETWORKS[name].shape)

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from sweeps import only
+from test_public_names import MOVED
 from torch import nn
 
 import autoeidetic
@@ -89,7 +91,7 @@ def test_pages_have_examples() -> None:
 
 
 @pytest.mark.usefixtures("forget", "forget_kinds")
-@pytest.mark.parametrize("page", RUNNING, ids=title)
+@pytest.mark.parametrize("page", only([ROOT / "README.md"], RUNNING), ids=title)
 def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All blocks of a page, one after another, in one namespace and an empty directory."""
     monkeypatch.chdir(tmp_path)
@@ -179,6 +181,7 @@ def test_every_command_is_described() -> None:
 # -- the site -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda script: script.stem)
 def test_examples_run(script: Path, tmp_path: Path) -> None:
     package = script.stem.removeprefix("with_")
@@ -195,13 +198,14 @@ def test_every_example_is_shown() -> None:
     assert {DOCS / name for name in shown} == set(EXAMPLES)
 
 
+@pytest.mark.slow
 def test_site(tmp_path: Path) -> None:
     """No warning; all that is public is described; nothing is loaded from elsewhere."""
     pytest.importorskip("mkdocs")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     run(command, ROOT, {"NO_MKDOCS_2_WARNING": "1"})
     reference = (tmp_path / "api.html").read_text()
-    for name in autoeidetic.__all__:
+    for name in [*autoeidetic.__all__, *MOVED]:
         assert re.search(rf'id="autoeidetic\.([a-z.]+\.)?{name}"', reference), name
     assert reference.count("doc-object doc-module") == 1  # that of errors; functions, not modules
     assert "<code>&gt;&gt;&gt;" not in reference  # examples are code, with colours
@@ -233,6 +237,7 @@ def run(
 # -- tables and links ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_operators_are_up_to_date() -> None:
     result = subprocess.run(
         [sys.executable, str(ROOT / "docs/generate.py"), "--check"],

@@ -14,14 +14,22 @@ from torch import Tensor, nn
 
 import autoeidetic
 from autoeidetic import commands
-from autoeidetic.errors import Place
+from autoeidetic.errors import (
+    CaptureError,
+    InputError,
+    NoParametersError,
+    Place,
+    RuleError,
+    UnhandledOperatorError,
+    UnhandledOperatorWarning,
+)
 
 ERRORS = (
-    autoeidetic.CaptureError,
-    autoeidetic.InputError,
-    autoeidetic.NoParametersError,
-    autoeidetic.RuleError,
-    autoeidetic.UnhandledOperatorError,
+    CaptureError,
+    InputError,
+    NoParametersError,
+    RuleError,
+    UnhandledOperatorError,
 )
 
 
@@ -48,7 +56,7 @@ def test_one_base() -> None:
     for error in ERRORS:
         assert issubclass(error, autoeidetic.AutoeideticError)
         assert error.__doc__
-    assert issubclass(autoeidetic.UnhandledOperatorWarning, UserWarning)
+    assert issubclass(UnhandledOperatorWarning, UserWarning)
 
 
 def test_message_has_fact_place_and_remedy() -> None:
@@ -65,13 +73,13 @@ def test_message_has_fact_place_and_remedy() -> None:
 
 
 def test_not_a_model() -> None:
-    error = failure(autoeidetic.InputError, torch.relu, torch.rand(2))
+    error = failure(InputError, torch.relu, torch.rand(2))
     assert "not a torch.nn.Module" in str(error)
     assert "pass the model itself" in error.remedy
 
 
 def test_missing_inputs() -> None:
-    error = failure(autoeidetic.InputError, nn.Linear(3, 3))
+    error = failure(InputError, nn.Linear(3, 3))
     assert "no example inputs were given and those of Linear are not known" in str(error)
     assert "analyze(model, torch.randn(2, 3, 32, 32))" in error.remedy
 
@@ -85,14 +93,14 @@ def test_missing_inputs() -> None:
     ],
 )
 def test_inputs_of_unknown_types(inputs: Any, where: str) -> None:
-    error = failure(autoeidetic.InputError, nn.Linear(3, 3), inputs)
+    error = failure(InputError, nn.Linear(3, 3), inputs)
     assert where in str(error)
     assert "cannot be traced" in str(error)
     assert "torch.as_tensor" in error.remedy
 
 
 def test_unknown_option() -> None:
-    error = failure(autoeidetic.InputError, nn.Linear(3, 3), torch.rand(3), on_unhandled="ignore")
+    error = failure(InputError, nn.Linear(3, 3), torch.rand(3), on_unhandled="ignore")
     assert "on_unhandled='ignore' is unknown" in str(error)
 
 
@@ -118,7 +126,7 @@ class Outer(nn.Module):
 
 
 def test_a_forward_that_fails_both_ways() -> None:
-    error = failure(autoeidetic.CaptureError, Outer(), torch.rand(2, 4))
+    error = failure(CaptureError, Outer(), torch.rand(2, 4))
     text = str(error)
     assert text.startswith("Outer cannot be run for analysis")
     assert "on meta: ValueError: no luck" in text
@@ -132,7 +140,7 @@ def test_a_forward_that_fails_both_ways() -> None:
 
 def test_inputs_of_the_wrong_shape() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
-    error = failure(autoeidetic.CaptureError, model, torch.rand(2, 5))
+    error = failure(CaptureError, model, torch.rand(2, 5))
     assert error.module == "0"
     assert "the shape and type the model expects" in error.remedy
     assert error.line == ""  # torch's own code: the line that calls analyze is none of the model's
@@ -148,7 +156,7 @@ def test_the_line_that_calls_a_layer_of_torch() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.layer(x)  # calls it
 
-    error = failure(autoeidetic.CaptureError, nn.Sequential(Wrong()), torch.rand(2, 4))
+    error = failure(CaptureError, nn.Sequential(Wrong()), torch.rand(2, 4))
     assert error.module == "0.layer"
     assert error.line == line_of("# calls it")
 
@@ -191,7 +199,7 @@ class LooksAtData(nn.Module):
 
 def test_data_on_the_meta_device() -> None:
     model = LooksAtData().to("meta")
-    error = failure(autoeidetic.CaptureError, model, torch.rand(2, 4, device="meta"))
+    error = failure(CaptureError, model, torch.rand(2, 4, device="meta"))
     assert "looks at data" in str(error)
     assert "load it on the CPU" in error.remedy
 
@@ -211,7 +219,7 @@ class IgnoresItsParameters(nn.Module):
 
 @pytest.mark.parametrize("model", [nn.ReLU(), IgnoresItsParameters(), nn.Identity()])
 def test_no_output_depends_on_a_parameter(model: nn.Module) -> None:
-    error = failure(autoeidetic.NoParametersError, model, torch.rand(2, 4))
+    error = failure(NoParametersError, model, torch.rand(2, 4))
     assert "parameter" in str(error)
 
 
@@ -248,6 +256,7 @@ def test_command_line_shapes(capsys: Any) -> None:
     assert "'2,x' is not a shape such as 2,3,32,32" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_no_traceback() -> None:
     command = [sys.executable, "-m", "autoeidetic", "inspect", "no_such_model"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -12,7 +12,7 @@ import torch
 from training.test_training import KilledError, X, data, loader, network
 
 import autoeidetic
-from autoeidetic.errors import InputError
+from autoeidetic.errors import CapacityError, InputError
 
 SHORT: dict[str, Any] = {"max_epochs": 4, "step": 0.2, "tolerance": 0.02, "progress": False}
 
@@ -46,6 +46,7 @@ def test_record(tmp_path: Path) -> None:
     assert torch.equal(again.predict(X).task, net.predict(X).task)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_after", [2, 6, 9])
 def test_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_after: int) -> None:
     whole, run = learn(tmp_path / "whole", router="learned")
@@ -69,6 +70,7 @@ def test_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_after: in
     assert not lives.changed(once_more, lives.state(whole))
 
 
+@pytest.mark.slow
 def test_settings(tmp_path: Path) -> None:
     """Of all tasks, of one task, of the last one."""
     net = network()
@@ -93,10 +95,11 @@ def test_settings(tmp_path: Path) -> None:
 def test_never_pruned(tmp_path: Path) -> None:
     net = network()
     text = r"is full: its \d+ units all belong to task 0, which gave up none of them"
-    with pytest.raises(autoeidetic.CapacityError, match=text):
+    with pytest.raises(CapacityError, match=text):
         autoeidetic.learn(net, lessons(2), tmp_path, prune=False, **SHORT)
 
 
+@pytest.mark.slow
 def test_wrong_calls(tmp_path: Path) -> None:
     net = network()
     with pytest.raises(InputError, match="0 lessons"):

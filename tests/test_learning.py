@@ -164,6 +164,7 @@ def alone(data: Split, setup: Setup) -> float:
     return accuracy(logits(model, data), data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETUPS)
 def test_five_tasks_are_learned_and_none_is_forgotten(name: str, tasks: list[Split]) -> None:
     setup = SETUPS[name]

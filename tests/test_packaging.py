@@ -65,6 +65,7 @@ def pip(*arguments: str, directory: Path) -> str:
     return run(sys.executable, "-m", "pip", *arguments, "--no-index", directory=directory)
 
 
+@pytest.mark.slow
 def test_wheel(tmp_path: Path) -> None:
     """From a copy, for a build leaves files beside the sources."""
     source = tmp_path / "source"

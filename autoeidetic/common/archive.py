@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import CheckpointError, InputError
@@ -99,6 +97,9 @@ def write(path: Path, description: Mapping[str, Any], tensors: Mapping[str, Tens
     Raises:
         CheckpointError: the file cannot be written; an older one is as it was.
     """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
     target = _target(path)
     stored = separate(tensors)
     content = {"network": description, "strides": _strides(tensors)}
@@ -179,6 +180,8 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 def _stored(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The header and the tensors, as they are."""
+    from safetensors import SafetensorError, safe_open
+
     _check_kind(path)
     try:
         with safe_open(path, framework="pt") as file:

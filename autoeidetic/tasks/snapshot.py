@@ -10,8 +10,6 @@ import tempfile
 import weakref
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..common.archive import separate
@@ -27,6 +25,9 @@ class Snapshot:
     """
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+
         try:
             file = Temporary(tempfile.gettempdir(), ".snapshot")
             self._path = str(file.path)
@@ -45,6 +46,9 @@ class Snapshot:
         Raises:
             TaskError: the file is gone, or is not what it was.
         """
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
         try:
             return load_file(self._path)
         except (OSError, SafetensorError) as error:

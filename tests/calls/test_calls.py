@@ -509,6 +509,7 @@ TRANSFORMERS: dict[str, tuple[dict[str, Any], Any, list[Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_transformers(name: str) -> None:
@@ -524,6 +525,7 @@ def test_transformers(name: str) -> None:
 # -- compiled -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_compiled() -> None:
     torch.compiler.reset()
     make, example, others = ANSWERED["two_streams"]
@@ -533,6 +535,7 @@ def test_compiled() -> None:
         assert same(lives.tensors(call(compiled, inputs, task=0)), answers(net, inputs, 0))
 
 
+@pytest.mark.slow
 def test_compiled_gradients_of_inputs() -> None:
     torch.compiler.reset()
     net = shown(PositionTable(), r(2, 5, 6)).eval()

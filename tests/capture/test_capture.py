@@ -18,6 +18,7 @@ from autoeidetic.capture import whole_operators
 from autoeidetic.capture.capture import capture
 from autoeidetic.capture.graph import ABSENT, operator_name
 from autoeidetic.common.inputs import call_inputs
+from autoeidetic.errors import CaptureError, UnhandledOperatorWarning
 
 aten = torch.ops.aten
 
@@ -137,7 +138,7 @@ def test_most_shortcuts_are_taken() -> None:
 
 
 def test_a_wrong_shape_is_left_to_the_operator() -> None:
-    with pytest.raises(autoeidetic.CaptureError, match=r"shapes cannot be multiplied|size"):
+    with pytest.raises(CaptureError, match=r"shapes cannot be multiplied|size"):
         autoeidetic.analyze(nn.Sequential(nn.Linear(4, 4), nn.Linear(5, 3)), r(2, 4))
 
 
@@ -403,7 +404,7 @@ def boolean_mask(layer: nn.Module, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("function", [branch_on_sum, branch_on_item])
 def test_data_dependent_code_falls_back_to_real_tensors(function: Callable[..., Tensor]) -> None:
     model, x = Function(function).eval(), r(2, 4)
-    with pytest.warns(autoeidetic.UnhandledOperatorWarning, match="looks at a value"):
+    with pytest.warns(UnhandledOperatorWarning, match="looks at a value"):
         deps = autoeidetic.analyze(model, x)
     assert deps.capture.way == "real"
     (found,) = run_graph(deps.capture.module(), x)
@@ -532,10 +533,10 @@ def test_analysis_leaves_the_model_as_it_was(fails: bool) -> None:
     model, _ = eventful(fails)
     before = snapshot(model)
     if fails:
-        with pytest.raises(autoeidetic.CaptureError, match="half way"):
+        with pytest.raises(CaptureError, match="half way"):
             autoeidetic.analyze(model, r(2, 3, 6, 6))
         torch.set_rng_state(before["rng"])  # the example inputs were random, too
-        with pytest.raises(autoeidetic.CaptureError):
+        with pytest.raises(CaptureError):
             autoeidetic.analyze(model, torch.ones(2, 3, 6, 6))
     else:
         autoeidetic.analyze(model, torch.ones(2, 3, 6, 6))
@@ -582,6 +583,6 @@ def test_tensors_that_a_failing_forward_stored_are_put_back() -> None:
 
     model = Fails()
     before = snapshot(model)
-    with pytest.raises(autoeidetic.CaptureError):
+    with pytest.raises(CaptureError):
         autoeidetic.analyze(model, torch.ones(2, 4))
     assert_same(before, snapshot(model))

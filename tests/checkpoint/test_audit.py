@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from zoo import ZOO
 
 import autoeidetic
-from autoeidetic import Audit, commands
+from autoeidetic import commands
+from autoeidetic.checkpoint import Audit
 from autoeidetic.common import archive
 from autoeidetic.common.files import to_json
 from autoeidetic.errors import CheckpointError, InputError
@@ -166,6 +167,7 @@ def changed_answers(before: EideticNet, path: Path, x: Tensor) -> list[int]:
     return [number for number in (0, 1) if not same[number]]
 
 
+@pytest.mark.slow
 def test_every_single_value(tmp_path: Path) -> None:
     """What a task says tells whose a value is: the first task that says something else.
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import autoeidetic
+from autoeidetic.errors import LearningWarning
 from autoeidetic.tasks.reference import environment
 from checkpoint.saved_by_0_1 import make
 
@@ -75,7 +76,7 @@ def test_a_task_that_was_stopped_in_the_middle_goes_on(
     shutil.copytree(FOLDER / "training", tmp_path / "training")
     phases: list[str] = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", autoeidetic.LearningWarning)
+        warnings.simplefilter("ignore", LearningWarning)
         make.last_task(net, tmp_path / "training", lambda epoch: phases.append(epoch.phase))
     assert "train" not in phases  # that was done before
     net.finish_task()

@@ -24,7 +24,7 @@ from autoeidetic.commands.benchmark.records import verified
 from autoeidetic.commands.benchmark.result_table import to_csv, to_markdown
 from autoeidetic.commands.benchmark.runner import Record, run_all
 from autoeidetic.commands.benchmark.web_page import to_html
-from benchmarks import report, speed, speed_growth, speed_steps
+from benchmarks import report, speed, speed_growth, speed_import, speed_steps
 from benchmarks.speed_memory import memory
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -55,6 +55,7 @@ def never(name: str) -> Record:
 NAMES = ["raises", "too large", "fine", "too slow", "dies", "also fine"]
 
 
+@pytest.mark.slow
 def test_a_failure_stops_nothing(tmp_path: Path) -> None:
     into = tmp_path / "trace.jsonl"
     found = run_all(misbehave, NAMES, into, seconds=2.0, gibibytes=16.0, workers=2)
@@ -103,6 +104,7 @@ def slice_of_zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_zoo_keeps_its_promises(slice_of_zoo: Path) -> None:
     content = json.loads((slice_of_zoo / "zoo-families.json").read_text())
     assert "aten.linear" in content["operators"]
@@ -119,6 +121,7 @@ def test_zoo_keeps_its_promises(slice_of_zoo: Path) -> None:
         assert verified(record)
 
 
+@pytest.mark.slow
 def test_zoo_writes_every_format(slice_of_zoo: Path) -> None:
     table = (slice_of_zoo / "zoo-families.csv").read_text().splitlines()
     rows = list(csv.DictReader(table))
@@ -132,6 +135,7 @@ def test_zoo_writes_every_format(slice_of_zoo: Path) -> None:
     assert "| test_vit |" in (slice_of_zoo / "zoo-families.md").read_text()
 
 
+@pytest.mark.slow
 def test_zoo_goes_on(
     slice_of_zoo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,6 +228,7 @@ def test_hostile_names_stay_text() -> None:
 # -- other tools, speed, memory -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_analysis_is_faster_than_export(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(other_tools, "ROUNDS", 2)
@@ -240,6 +245,7 @@ def test_torch_pruning_halves_a_resnet() -> None:
     assert 0.2 < record["left"] < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_costs_stay_within_their_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the processor's time, for other tests run beside this one."""
@@ -281,6 +287,27 @@ def test_the_reference_freezes_what_is_assigned() -> None:
     assert not layer.weight[frozen & (reference.layers[1].readable > 0)].any()
 
 
+def test_imports_are_measured_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def seconds(statement: str) -> float:
+        asked.append(statement)
+        return len(asked) + 0.2 * ("autoeidetic" in statement)  # each process is slower by 1 s
+
+    monkeypatch.setattr(speed_import, "seconds_of_process", seconds)
+    record = {"model": "autoeidetic", **speed_import.imported("autoeidetic")}
+    torch, both = speed_import.STATEMENTS.values()
+    assert asked[:6] == [torch, both, torch, both, both, torch]
+    assert len(asked) == 2 + 2 * speed_import.ROUNDS
+    assert record["difference"] == pytest.approx(1.2)
+    assert speed_import.import_report([record]).endswith("| 1.200 | 0.3 | fail |")
+    assert "| why |" in speed_import.import_report([{"model": "x", "error": "why"}])
+
+
+def test_an_import_is_measured() -> None:
+    assert 0 < speed_import.seconds_of_process("import json") < 60
+
+
 def test_speed_writes_what_it_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     section = speed.Section(lambda name: {"rows": []}, lambda: ["mlp"], speed.cost_report)
     monkeypatch.setitem(speed.SECTIONS, "step", section)
@@ -295,6 +322,7 @@ def test_speed_writes_what_it_measures(tmp_path: Path, monkeypatch: pytest.Monke
 # -- the report -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_report_of_what_there_is(slice_of_zoo: Path, tmp_path: Path) -> None:
     cost = {"plain": 0.1, "ratio": 1.0, "reference_ratio": 2.0}
     points = [

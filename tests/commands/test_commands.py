@@ -17,8 +17,8 @@ import pytest
 from checkpoint.test_audit import learned, strict
 from checkpoint.test_checkpoint import edit
 
-import autoeidetic
 from autoeidetic import commands
+from autoeidetic.errors import InputError, Place
 from commands.test_train_command import fails
 
 COMMANDS = ("inspect", "visualize", "train", "verify", "benchmark")
@@ -66,6 +66,7 @@ def test_overview(capsys: pytest.CaptureFixture[str]) -> None:
         assert purpose in text
 
 
+@pytest.mark.slow
 def test_help_does_not_wait_for_libraries_of_models() -> None:
     """They take seconds to import."""
     program = (
@@ -239,6 +240,6 @@ def test_a_reader_that_has_seen_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_errors_are_one_line() -> None:
-    place = autoeidetic.errors.Place("layer", "aten.add")
-    error = autoeidetic.InputError("a\n b", place=place, remedy="do c")
+    place = Place("layer", "aten.add")
+    error = InputError("a\n b", place=place, remedy="do c")
     assert commands._one_line(error) == "a b; aten.add in module 'layer'; do c"

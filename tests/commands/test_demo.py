@@ -348,6 +348,7 @@ def until(browser: Any, script: str) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_page_in_a_browser(
     browser: Any, page: str, tmp_path: Path, outcome: Outcome, scheme: str

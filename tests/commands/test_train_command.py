@@ -126,6 +126,7 @@ def test_learns_and_says_so(
     assert (copied / "network.safetensors").read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [1, 4])
 def test_goes_on_where_it_was_stopped(
     epochs: int,
@@ -489,6 +490,7 @@ def test_an_image_that_is_damaged_later(
     fails(typed, "repair the file, or remove it from the folder", capsys)
 
 
+@pytest.mark.slow
 def test_too_little_memory(
     folders: Path,
     tmp_path: Path,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import signal
 import subprocess
@@ -101,6 +102,7 @@ def leftovers(directory: Path) -> list[Path]:
     return sorted(directory.glob(".*"))
 
 
+@pytest.mark.slow
 def test_what_a_killed_save_left_is_removed_by_the_next(tmp_path: Path) -> None:
     net = started(small, torch.randn(2, 4), "between tasks")
     with program(SAVES.format(path=str(tmp_path / "net"))) as process:
@@ -111,6 +113,7 @@ def test_what_a_killed_save_left_is_removed_by_the_next(tmp_path: Path) -> None:
     assert sorted(each.name for each in tmp_path.iterdir()) == ["other"]
 
 
+@pytest.mark.slow
 def test_what_another_process_is_writing_stays(tmp_path: Path) -> None:
     net = started(small, torch.randn(2, 4), "between tasks")
     with program(SAVES.format(path=str(tmp_path / "net"))) as process:
@@ -202,6 +205,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_next_run_removes_the_file_of_a_killed_task(temporary: Path) -> None:
     with program(OPENS, TMPDIR=str(temporary)) as process:
         (file,) = temporary.iterdir()
@@ -231,6 +235,7 @@ def test_open_tasks_of_one_process(temporary: Path) -> None:
 def test_descriptors_are_given_back(temporary: Path) -> None:
     if not os.path.isdir("/proc/self/fd"):
         pytest.skip("nothing tells which descriptors are open")
+    gc.collect()  # what earlier tests left open is closed now, not while this one counts
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         Snapshot({"x": torch.ones(1)})
@@ -273,7 +278,7 @@ def own_place_for_temporary_files(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("temporary")))
 
 
-def train(directory: Path) -> autoeidetic.TaskHistory:
+def train(directory: Path) -> autoeidetic.training.TaskHistory:
     torch.manual_seed(0)
     net = autoeidetic.convert(small(), torch.randn(2, 4))
     net.prepare_for_task(0)
@@ -282,7 +287,7 @@ def train(directory: Path) -> autoeidetic.TaskHistory:
     return net.train_task(data, checkpoint=directory, progress=False, max_epochs=2, prune=False)
 
 
-@pytest.mark.parametrize("fork", [False, True])
+@pytest.mark.parametrize("fork", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path: Path, fork: bool) -> None:
     """Also while a process that was forked from the first one lives on."""
     with program(TRAINS.format(path=str(tmp_path), fork=fork)) as process:
@@ -297,6 +302,7 @@ def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path: Path, fork: b
     assert sorted(each.name for each in tmp_path.iterdir()) == ["task-0.safetensors"]
 
 
+@pytest.mark.slow
 def test_the_lock_ends_with_the_run(tmp_path: Path) -> None:
     with program(TRAINS.format(path=str(tmp_path), fork=False)) as process:
         goes_on(process)
@@ -344,6 +350,7 @@ def _held_twice(directory: Path) -> None:
     raise RuntimeError("held")
 
 
+@pytest.mark.slow
 def test_many_at_once(tmp_path: Path) -> None:
     """Whoever comes while another removes the file of its lock: never two at a time."""
     text = """

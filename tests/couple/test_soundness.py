@@ -22,6 +22,7 @@ import oracle
 import pytest
 import torch
 from hypothesis import HealthCheck, given, note, seed, settings
+from sweeps import every_fourth
 from zoo import ZOO
 
 import autoeidetic
@@ -72,7 +73,7 @@ def account(model: torch.nn.Module, plan: Any) -> None:
         assert requires.max() <= plan.units
 
 
-@pytest.mark.parametrize("name", sorted(ZOO))
+@pytest.mark.parametrize("name", every_fourth(sorted(ZOO)))
 def test_zoo(name: str) -> None:
     model, inputs = ZOO[name]()
     if name in UNHANDLED:
@@ -91,6 +92,7 @@ def test_zoo(name: str) -> None:
         assert report.informative, str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_architectures(shard: int) -> None:
     informative = 0

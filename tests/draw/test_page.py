@@ -30,9 +30,12 @@ from selenium.webdriver.common.keys import Keys  # noqa: E402
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="needs Debian's chromium and chromium-driver"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (CHROMIUM and DRIVER), reason="needs Debian's chromium and chromium-driver"
+    ),
+]
 ARGUMENTS = "headless=new no-sandbox disable-gpu disable-dev-shm-usage hide-scrollbars".split()
 PATIENCE = 30.0
 TIMES = "\N{MULTIPLICATION SIGN}"

@@ -13,6 +13,7 @@ import pytest
 import timm
 import torch
 from proof.test_lives import NOT_DIFFERENTIABLE, REFUSED, UNHANDLED
+from sweeps import every_fourth
 from torch import Tensor, nn
 from zoo import ZOO
 
@@ -56,12 +57,13 @@ def compare(net: EideticNet, inputs: Any) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5 * largest, msg=name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_fourth(NAMES))
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
 def test_open_task(name: str) -> None:
     check(*ZOO[name]())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["test_vit", "test_convnext", "test_efficientnet_gn", "test_mambaout", "test_nfnet"]
 )

@@ -10,6 +10,7 @@ import lives
 import pytest
 import timm
 import torch
+from sweeps import every_fourth
 from timm.layers import (
     BatchNormAct2d,
     EcaModule,
@@ -142,13 +143,13 @@ def build(name: str) -> tuple[nn.Module, Tensor]:
     return model, inputs_for(model)
 
 
-@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("name", every_fourth(NORMS))
 def test_life(name: str) -> None:
     life = lives.live(*build(name))
     assert 0 < life.net.capacity().tasks[0] < 1
 
 
-@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("name", every_fourth(NORMS))
 def test_disjoint_life(name: str) -> None:
     lives.live(*build(name), forward_transfer=False)
 
@@ -247,7 +248,7 @@ def brute(norm: nn.Module, x: Tensor, include: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", sorted(LEVELS))
 @pytest.mark.parametrize("transfer", [True, False])
-@pytest.mark.parametrize("offset", [0.0, 30.0])
+@pytest.mark.parametrize("offset", [0.0, pytest.param(30.0, marks=pytest.mark.slow)])
 def test_statistics_of_a_level(name: str, transfer: bool, offset: float) -> None:
     """Those of its channels and nothing else, in training and in eval mode."""
     model, x = build(name)
@@ -295,11 +296,12 @@ def kept(model: nn.Module, x: Any) -> None:
     assert lives.same(lives.answers(net, x, 0), expected)
 
 
-@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("name", every_fourth(NORMS))
 def test_kept_model_computes_what_it_did(name: str) -> None:
     kept(*build(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["test_resnet", "test_vit", "test_convnext", "test_efficientnet", "test_nfnet", "test_byobnet"],

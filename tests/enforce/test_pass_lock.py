@@ -115,6 +115,7 @@ def adam(params: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=0.01, weight_decay=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [sgd, adam, WritesData])
 @pytest.mark.parametrize("closure", [False, True])
 def test_answers_while_another_thread_trains(life: lives.Life, make: Any, closure: bool) -> None:

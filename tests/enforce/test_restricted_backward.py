@@ -280,6 +280,7 @@ def test_inside_a_function_mode() -> None:
     assert layer.weight.grad.abs().sum(1).bool().tolist() == [False, True, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["linear", "conv", "same", "depthwise", "batch_norm"])
 def test_compiles_in_one_graph(name: str) -> None:
     active, columns = torch.tensor([1, 3]), torch.tensor([2, 0])

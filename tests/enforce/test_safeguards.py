@@ -22,6 +22,7 @@ from autoeidetic.enforce.nested import NestedModule
 from autoeidetic.enforce.owners import Owners
 from autoeidetic.enforce.pins import Pins
 from autoeidetic.enforce.treatments import ComputedWeight, LevelNorms, RunningStatistics
+from autoeidetic.errors import EnforcementError
 from autoeidetic.plan import blueprint
 from autoeidetic.plan.plan import Plan
 from autoeidetic.tasks import heads
@@ -176,7 +177,7 @@ def test_the_rehearsal_notices(
 ) -> None:
     """Before anything is trained."""
     remove(monkeypatch)
-    with pytest.raises(autoeidetic.EnforcementError, match="in a rehearsal"):
+    with pytest.raises(EnforcementError, match="in a rehearsal"):
         autoeidetic.convert(*ZOO[name]())
 
 

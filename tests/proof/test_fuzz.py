@@ -40,6 +40,7 @@ def told(report: Report) -> str:
     return f"{short.finding}\nafter {short.finding.step}, in\n{short.script}"  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_nothing_moves_in_random_lives(shard: int) -> None:
     finished = 0
@@ -255,6 +256,7 @@ def test_every_action_is_drawn_and_runs() -> None:
     assert seen == set(actions.ACTIONS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(actions.ACTIONS))
 def test_actions_are_not_all_tolerated(name: str) -> None:
     """Each does something on a plain network, and random numbers and settings stay."""
@@ -267,6 +269,7 @@ def test_actions_are_not_all_tolerated(name: str) -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+@pytest.mark.slow
 def test_a_finding_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = [step("switch", 8, mode="eval"), step("keep_state", 9), step("torch_save", 10)]
     script = two_tasks(*noise, step("switch", 8, mode="train"))
@@ -315,12 +318,14 @@ def test_settings_must_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 QUICK = ("pins", "nesting", "level norms", "heads read their own features")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_a_safeguard_that_is_taken_out_is_missed(name: str) -> None:
     count, report = without.until_found(name, FIRST, 40)
     assert report is not None, f"not in {count} lives"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SAFEGUARDS))
 def test_safeguards_can_be_taken_out_and_are_back(name: str) -> None:
     with without.without(name):
@@ -351,6 +356,7 @@ def test_lives_are_recorded(tmp_path: Path) -> None:
     assert "3 lives with" in (tmp_path / "lives.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_safeguard_taken_out_is_recorded(tmp_path: Path) -> None:
     arguments = ["--without", "nesting", "--lives", "20", "--into", str(tmp_path)]

@@ -17,6 +17,7 @@ import torch
 import torchvision
 from architectures import Block
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
+from sweeps import every_fourth
 from zoo import ZOO
 
 import autoeidetic
@@ -53,7 +54,7 @@ LOCKED = {
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
 
 
-@pytest.mark.parametrize("name", sorted(set(ZOO) - set(REFUSED)))
+@pytest.mark.parametrize("name", every_fourth(sorted(set(ZOO) - set(REFUSED))))
 def test_zoo(name: str) -> None:
     model, inputs = ZOO[name]()
     options = {"gradients": lives.any_gradients} if name in NOT_DIFFERENTIABLE else {}
@@ -101,6 +102,7 @@ def random_life(spec: architectures.Spec) -> lives.Life:
     return lives.live(*architectures.build(spec), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_architectures(shard: int) -> None:
     informative = 0
@@ -197,12 +199,14 @@ TIMM = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(TIMM))
 def test_timm(name: str) -> None:
     life = lives.live(timm.create_model(name), torch.randn(2, 3, TIMM[name], TIMM[name]))
     assert life.net.capacity().tasks[0] < 0.75
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "side"), [("resnet18", 32), ("mobilenet_v3_small", 64)])
 def test_torchvision(name: str, side: int) -> None:
     model = torchvision.models.get_model(name)

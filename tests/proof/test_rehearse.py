@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import autoeidetic
 from autoeidetic.common.bits import same
 from autoeidetic.enforce.owners import Owners
+from autoeidetic.errors import EnforcementError, RehearsalWarning
 
 INPUTS = torch.randn(4, 6, generator=torch.Generator().manual_seed(3))
 
@@ -90,7 +91,7 @@ UNSEEN = [AsksForTheType, PassesItsNormBy, KeepsANumber, merging]
 @pytest.mark.parametrize("build", UNSEEN)
 def test_a_model_that_would_forget_is_refused_before_training(build: Any) -> None:
     model = build()
-    with pytest.raises(autoeidetic.EnforcementError, match="in a rehearsal") as caught:
+    with pytest.raises(EnforcementError, match="in a rehearsal") as caught:
         autoeidetic.convert(model, INPUTS)
     assert caught.value.remedy
     autoeidetic.convert(model, INPUTS, rehearse=False)
@@ -126,7 +127,7 @@ def test_a_model_that_merges_would_lose_what_it_learned() -> None:
 def test_it_names_the_layer_that_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Owners, "zeros", lambda self, name: None)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
-    with pytest.raises(autoeidetic.EnforcementError) as caught:
+    with pytest.raises(EnforcementError) as caught:
         autoeidetic.convert(model, INPUTS)
     assert caught.value.module == "2"
     assert "12 of 12 outputs of a task changed" in caught.value.fact
@@ -147,7 +148,7 @@ class TwoOutputs(KeepsANumber):
     ],
 )
 def test_it_names_the_output_and_what_moved(build: Any, module: str, fact: str) -> None:
-    with pytest.raises(autoeidetic.EnforcementError) as caught:
+    with pytest.raises(EnforcementError) as caught:
         autoeidetic.convert(build(), INPUTS)
     assert caught.value.module == module
     assert fact in caught.value.fact
@@ -172,7 +173,7 @@ def test_nothing_is_touched(inplace: bool) -> None:
 def test_a_failed_rehearsal_leaves_the_model_as_it_was() -> None:
     model = AsksForTheType()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(autoeidetic.EnforcementError):
+    with pytest.raises(EnforcementError):
         autoeidetic.convert(model, INPUTS, inplace=True)
     assert type(model.second) is nn.Linear
     assert all(same(tensor, state[name]) for name, tensor in model.state_dict().items())
@@ -196,7 +197,7 @@ def test_a_model_that_counts_its_passes_cannot_be_rehearsed() -> None:
             return super().forward(x) * self.passes
 
     model = nn.Sequential(Counts(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    with pytest.warns(autoeidetic.RehearsalWarning, match="differently each time") as caught:
+    with pytest.warns(RehearsalWarning, match="differently each time") as caught:
         autoeidetic.convert(model, INPUTS)
     assert caught[0].filename == __file__
 
@@ -236,7 +237,7 @@ def test_a_parameter_without_elements() -> None:
 def test_what_cannot_be_rehearsed_is_said() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     model.lock = threading.Lock()
-    with pytest.warns(autoeidetic.RehearsalWarning, match=r"cannot pickle.*\n.*net\.verify"):
+    with pytest.warns(RehearsalWarning, match=r"cannot pickle.*\n.*net\.verify"):
         net = autoeidetic.convert(model, INPUTS, inplace=True)
     net.prepare_for_task(0)
     with warnings.catch_warnings():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import autoeidetic
+from autoeidetic.errors import EnforcementError
 from autoeidetic.net import EideticNet
 from autoeidetic.tasks import heads
 
@@ -85,7 +85,7 @@ def test_random_models_live(model: type[nn.Module]) -> None:
         random.random()
         torch.randn(3)
     if model is OutOfNowhere:
-        with pytest.raises(autoeidetic.EnforcementError, match="random in eval mode, and not by"):
+        with pytest.raises(EnforcementError, match="random in eval mode, and not by"):
             net.verify(X)
     else:
         assert "HAVE CHANGED" not in str(net.verify(X))

@@ -17,13 +17,14 @@ import oracle
 import pytest
 import torch
 from cases import CASES, Case
+from sweeps import every_fourth
 from torch import Tensor, nn
 from zoo import ZOO
 
 import autoeidetic
 from autoeidetic.capture.recorder import Recorder
 from autoeidetic.couple import couple, nesting
-from autoeidetic.errors import UnhandledOperatorWarning
+from autoeidetic.errors import AutoeideticError, UnhandledOperatorWarning
 from autoeidetic.propagate.algebra import Algebra
 from autoeidetic.propagate.channels import Channels
 from autoeidetic.propagate.parameter_channels import ParameterChannels
@@ -52,19 +53,14 @@ UNINFORMATIVE = {
 }
 
 
-def everything() -> list[Any]:
-    found = []
-    for case in (case for listed in CASES.values() for case in listed):
-        found.append(pytest.param(case, id=str(case)))
-    return found
-
-
 def seen(deps: Any) -> set[str]:
     """Operators of the graph, with and without the name of their overload."""
     return {str(node.target) for node in deps.capture.graph.nodes} | set(deps.operators)
 
 
-@pytest.mark.parametrize("case", everything())
+@pytest.mark.parametrize(
+    "case", every_fourth(case for listed in CASES.values() for case in listed), ids=str
+)
 def test_case(case: Case) -> None:
     model, inputs = cases.build(case)
     if case.operator in LOOKING:
@@ -402,7 +398,7 @@ def noticed(name: str) -> bool:
         try:
             plan = autoeidetic.analyze(model, inputs).plan
             return bool(oracle.check(model, inputs, plan, samples=10, seed=0).missed)
-        except (autoeidetic.errors.AutoeideticError, ValueError):
+        except (AutoeideticError, ValueError):
             return True
 
 

@@ -19,7 +19,8 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import autoeidetic
-from autoeidetic import InputError, Run
+from autoeidetic import Run
+from autoeidetic.errors import InputError
 from autoeidetic.results import AccuracyMatrix, curves, figures, plots
 from results.test_results import HOSTILE, begin, capacity, evaluation
 
@@ -235,6 +236,7 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert not (tmp_path / "plots").exists()
 
 
+@pytest.mark.slow
 def test_nothing_of_the_users_is_touched() -> None:
     """Neither pyplot nor a backend is loaded, and no setting changes."""
     code = """

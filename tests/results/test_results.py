@@ -25,9 +25,10 @@ import torch
 from torch import Tensor, nn
 
 import autoeidetic
-from autoeidetic import InputError, Run, TaskError, evaluate
+from autoeidetic import Run, evaluate
 from autoeidetic.common import distributed, files
 from autoeidetic.common.digests import Hasher
+from autoeidetic.errors import InputError, TaskError
 from autoeidetic.results import (
     AccuracyMatrix,
     Bitwise,
@@ -543,6 +544,7 @@ def in_two_processes(rank: int) -> Evaluation:
     return evaluate(net, [LOADERS[0][rank::2]])
 
 
+@pytest.mark.slow
 def test_two_processes_measure_together(tmp_path: Path) -> None:
     store = f"file://{tmp_path / 'store'}"
     code = textwrap.dedent(SECOND).format(tests=str(Path(__file__).parents[1]), store=store)

@@ -17,6 +17,7 @@ import torch
 from scipy import special, stats
 from scipy.spatial import distance
 from sklearn import covariance, datasets
+from sweeps import every_fourth
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import data
@@ -833,7 +834,7 @@ DISJOINT = ("pooled", "by position", "two outputs", "attached", "parameter", "ne
 
 @pytest.mark.parametrize(
     ("form", "transfer"),
-    [*((form, True) for form in FORMS), *((form, False) for form in DISJOINT)],
+    every_fourth([*((form, True) for form in FORMS), *((form, False) for form in DISJOINT)]),
 )
 def test_models_of_all_forms(form: str, transfer: bool, tmp_path: Path) -> None:
     """Two tasks of different sizes, told apart; a third one in training moves nothing."""

@@ -361,6 +361,7 @@ def test_answers_that_are_not_finite_by_themselves_are_nobodys_fault() -> None:
 # -- compiled -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", [0, "all"])
 @pytest.mark.parametrize("value", [math.nan, 1e30])
 @pytest.mark.parametrize("fullgraph", [True, False])

@@ -153,7 +153,7 @@ def test_no_room_for_the_file(
         Path(path).write_bytes(b"some of it")
         raise kind("No space left on device")
 
-    monkeypatch.setattr(snapshot, "save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     error = failure(CheckpointError, opened)
     assert "No space left on device" in error.fact

@@ -494,6 +494,7 @@ def test_an_output_layer_that_is_used_several_times() -> None:
     assert caught.value.module == "again"
 
 
+@pytest.mark.slow
 def test_t5() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.T5Config(

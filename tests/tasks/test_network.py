@@ -454,6 +454,7 @@ def test_precision_of_the_backbone_alone(life: lives.Life) -> None:
     life.verify()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_compiled(life: lives.Life) -> None:
     """A compiled network trains, and what it says stays what it said."""
@@ -571,6 +572,7 @@ def process(rank: int, port: int, path: str) -> None:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path: Any) -> None:
     """DistributedDataParallel: nothing is forgotten, and both have learned the same."""
     with socket.socket() as free:

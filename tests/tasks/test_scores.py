@@ -154,7 +154,7 @@ def test_what_goes_holds_parameters(part: float) -> None:
 
 
 def test_wrong_part() -> None:
-    with pytest.raises(autoeidetic.InputError, match="over_network=2"):
+    with pytest.raises(InputError, match="over_network=2"):
         autoeidetic.score("test-nothing", over_network=2)
 
 

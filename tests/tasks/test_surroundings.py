@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import autoeidetic
 from autoeidetic.common.bits import same
+from autoeidetic.errors import EnforcementError, InputError
 from autoeidetic.net import EideticNet
 
 X = torch.randn(5, 6, generator=torch.Generator().manual_seed(3))
@@ -113,7 +114,7 @@ def test_training_through_a_trace_forgets_nothing() -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*")
 @pytest.mark.parametrize("part", [lambda net: net, lambda net: net.backbone])
 def test_scripts_are_refused(part: Any) -> None:
-    with pytest.raises(autoeidetic.EnforcementError, match=r"torch\.jit\.script cannot read") as e:
+    with pytest.raises(EnforcementError, match=r"torch\.jit\.script cannot read") as e:
         torch.jit.script(part(network()))
     assert "torch.jit.trace(net, inputs)" in e.value.remedy
 
@@ -154,6 +155,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.slow
 @TORCH_ASKS
 @pytest.mark.parametrize("how", COMPILED.values(), ids=COMPILED)
 def test_compiled_parts_forget_nothing(how: Any) -> None:
@@ -174,6 +176,7 @@ def test_compiled_parts_forget_nothing(how: Any) -> None:
     assert same(net(X, task=1), second)
 
 
+@pytest.mark.slow
 @TORCH_ASKS
 @pytest.mark.parametrize("part", [lambda net: net, lambda net: net.backbone[1]])
 def test_copies_of_compiled_networks_are_their_own(part: Any) -> None:
@@ -192,6 +195,7 @@ def test_copies_of_compiled_networks_are_their_own(part: Any) -> None:
         torch.testing.assert_close(copied(X, task=0), before)
 
 
+@pytest.mark.slow
 def test_a_model_that_was_compiled_before() -> None:
     torch.compiler.reset()
     net = autoeidetic.convert(torch.compile(model(), backend="eager"), X)
@@ -211,7 +215,7 @@ def test_a_model_that_was_compiled_before() -> None:
 @pytest.mark.parametrize("inplace", [True, False])
 def test_quantized_networks_are_refused(inplace: bool) -> None:
     net = torch.ao.quantization.quantize_dynamic(network(open_task=False), inplace=inplace)
-    with pytest.raises(autoeidetic.EnforcementError) as caught:
+    with pytest.raises(EnforcementError) as caught:
         net(X, task=0)
     assert caught.value.fact == (
         "module '0' was a torch.nn.modules.linear.Linear when the model was converted, and is a "
@@ -223,7 +227,7 @@ def test_quantized_networks_are_refused(inplace: bool) -> None:
 @pytest.mark.filterwarnings("ignore:.*quanti.*")
 def test_quantized_models_are_refused() -> None:
     quantized = torch.ao.quantization.quantize_dynamic(model())
-    with pytest.raises(autoeidetic.InputError, match="the packed weights of a torch") as caught:
+    with pytest.raises(InputError, match="the packed weights of a torch") as caught:
         autoeidetic.convert(quantized, X)
     assert caught.value.module == "0._packed_params"
 
@@ -231,7 +235,7 @@ def test_quantized_models_are_refused() -> None:
 def test_another_backbone_is_refused() -> None:
     net = network()
     net.backbone = torch.compile(net.backbone, backend="eager")
-    with pytest.raises(autoeidetic.EnforcementError) as caught:
+    with pytest.raises(EnforcementError) as caught:
         net(X)
     assert caught.value.fact == (
         "the backbone was a Sequential when the model was converted, and is an OptimizedModule now"
@@ -257,7 +261,7 @@ def mesh(group: None) -> Any:
 def test_sharded_networks_are_refused(mesh: Any) -> None:
     net = network()
     fully_shard(net, mesh=mesh)
-    with pytest.raises(autoeidetic.EnforcementError) as caught:
+    with pytest.raises(EnforcementError) as caught:
         train(net)
     assert caught.value.fact == (
         "'backbone.0.weight' is now a DTensor, which cannot keep frozen values"
@@ -268,16 +272,16 @@ def test_sharded_networks_are_refused(mesh: Any) -> None:
 def test_tensor_parallelism_is_refused(mesh: Any) -> None:
     net = network()
     parallelize_module(net.backbone, mesh, {"3": ColwiseParallel()})
-    with pytest.raises(autoeidetic.EnforcementError, match=r"'backbone\.3\.weight' is now a DTens"):
+    with pytest.raises(EnforcementError, match=r"'backbone\.3\.weight' is now a DTens"):
         net(X, task=0)
 
 
 def test_sharded_models_are_refused(mesh: Any) -> None:
     sharded = model()
     fully_shard(sharded, mesh=mesh)
-    with pytest.raises(autoeidetic.InputError, match=r"'0\.weight' is a DTensor, which cannot"):
+    with pytest.raises(InputError, match=r"'0\.weight' is a DTensor, which cannot"):
         autoeidetic.convert(sharded, X)
-    with pytest.raises(autoeidetic.InputError, match=r"'0\.weight' is a DTensor, which cannot"):
+    with pytest.raises(InputError, match=r"'0\.weight' is a DTensor, which cannot"):
         autoeidetic.analyze(sharded, X)
 
 
@@ -285,11 +289,11 @@ def test_sharded_models_are_refused(mesh: Any) -> None:
 def test_fsdp_with_flat_parameters_is_refused(group: None) -> None:
     cpu = torch.device("cpu")
     net = FullyShardedDataParallel(network(), device_id=cpu)
-    with pytest.raises(autoeidetic.EnforcementError, match="has no 'weight' any more") as caught:
+    with pytest.raises(EnforcementError, match="has no 'weight' any more") as caught:
         net(X)
     assert caught.value.module == "0"
     wrapped = FullyShardedDataParallel(model(), use_orig_params=True, device_id=cpu)
-    with pytest.raises(autoeidetic.InputError, match="a FullyShardedDataParallel cannot be"):
+    with pytest.raises(InputError, match="a FullyShardedDataParallel cannot be"):
         autoeidetic.convert(wrapped, X)
 
 
@@ -298,7 +302,7 @@ def test_a_shard_of_a_tensor_is_refused() -> None:
     net = network()
     weight = net.backbone[0].weight
     weight.data = weight.detach().flatten()[:20]
-    with pytest.raises(autoeidetic.EnforcementError) as caught:
+    with pytest.raises(EnforcementError) as caught:
         net.train()
     assert caught.value.fact == "'backbone.0.weight' has the shape (20,); it had (16, 6)"
     assert "FSDP cuts tensors into shards" in caught.value.remedy
@@ -325,7 +329,7 @@ def test_transforms_of_the_parameters_are_refused() -> None:
     def loss(parameters: dict[str, Tensor]) -> Tensor:
         return torch.func.functional_call(net, parameters, (X,)).sum()
 
-    with pytest.raises(autoeidetic.EnforcementError, match=r"of a torch\.func transform") as caught:
+    with pytest.raises(EnforcementError, match=r"of a torch\.func transform") as caught:
         torch.func.grad(loss)({name: p.detach() for name, p in net.named_parameters()})
     assert "loss.backward()" in caught.value.remedy
 

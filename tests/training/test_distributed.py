@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).parent / "torchrun_script.py"
 ROOT = SCRIPT.parent.parent

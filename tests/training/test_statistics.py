@@ -46,6 +46,7 @@ def adam(net: nn.Module, lr: float = 0.003) -> torch.optim.Optimizer:
 SHORT: dict[str, Any] = {"max_epochs": 4, "step": 0.1, "tolerance": 0.03, "progress": False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.1, 0.01, None])
 def test_a_task_of_few_steps_is_not_frozen_at_chance(momentum: float | None) -> None:
     """Training accuracy of 0.875, and 0.5 in eval mode with statistics of the first steps."""

@@ -104,7 +104,7 @@ def convert(name: str) -> Record:
     """Convert a copy with real weights; time, rehearsal, and the capacity left by pruning half."""
     _set_up()
     # A rehearsal that could not run counts as a failure here.
-    warnings.simplefilter("error", autoeidetic.RehearsalWarning)
+    warnings.simplefilter("error", autoeidetic.errors.RehearsalWarning)
     model = build(name)
     inputs = example(model)
     before = peak_memory()
@@ -167,7 +167,7 @@ def _capacity(model: nn.Module, deps: Any) -> Record:
     """The capacity left by a task that keeps half of every group, computed from the plan alone."""
     try:
         plan = blueprints(model, deps)[0]
-    except autoeidetic.HeadError as error:
+    except autoeidetic.errors.HeadError as error:
         return {"free_after_half": None, "head_error": error_line(error)}
     owners = Owners.none(plan.plan, plan.outside, plan.locked, True).opened(0)
     equal_scores = np.ones(plan.plan.units + 1)  # there are no weights to score by
