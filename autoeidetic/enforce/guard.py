@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, ClassVar, NoReturn, Protocol
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from ..common.process_state import guarded_classes
 from ..common.torch_modes import not_scriptable
 from ..errors import EnforcementError, Place
 
@@ -177,10 +177,13 @@ class Guarded:
         return _rebuild, (original_class(self),), self.__getstate__()  # type: ignore
 
 
-@cache
 def _guarded_class(base: type) -> type:
-    names: dict[str, Any] = {"__module__": base.__module__, "__qualname__": base.__qualname__}
-    return type(base.__name__, (Guarded, base), names)
+    """The guarded subclass of a class, the same one each time."""
+    if base not in guarded_classes:
+        names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
+        # setdefault: of two threads that come here at once, both get the first one's class
+        guarded_classes.setdefault(base, type(base.__name__, (Guarded, base), names))
+    return guarded_classes[base]
 
 
 def _rebuild(base: type) -> nn.Module:

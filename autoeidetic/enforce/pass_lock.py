@@ -7,7 +7,6 @@ frozen values back a finished task would answer with other bits.
 from __future__ import annotations
 
 import functools
-import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,13 +15,14 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
+from ..common.process_state import pass_lock_numbers
+
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 #: How often a thread that waits looks whether the one that holds a lock has left it, in seconds.
 _LOOK = 0.02
 #: So many times there may be no holder: one that is just being noted down, or was interrupted then.
 _PATIENCE = 50
-_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class PassLock:
     """
 
     def __init__(self) -> None:
-        self.number = next(_numbers)  # who needs several locks takes them in this order
+        self.number = next(pass_lock_numbers)  # who needs several locks takes them in this order
         self._lock = threading.Lock()
         self._noting = threading.Lock()  # for the two below
         self._owner: int | None = None
@@ -144,7 +144,7 @@ def exclusive(method: Method) -> Method:
 
     @functools.wraps(method)
     def alone(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._one_at_a_time:
+        with self.pass_lock:
             return method(self, *args, **kwargs)
 
     return alone  # type: ignore[return-value]

@@ -91,8 +91,8 @@ class Answering(nn.Module):
         super().__init__()
         self.backbone = model
         self.heads = nn.ModuleDict()
-        self._one_at_a_time = PassLock()
-        self.pins = Pins(self._one_at_a_time)
+        self.pass_lock = PassLock()
+        self.pins = Pins(self.pass_lock)
         self.blueprint = blueprint = made[0]
         self.examples = examples
         self.check_calls = True
@@ -180,7 +180,7 @@ class Answering(nn.Module):
         return self._forward(task, args, kwargs)
 
     def _eagerly(self, task: int | str | None, args: Any, kwargs: Any) -> Any:
-        with self._one_at_a_time:
+        with self.pass_lock:
             with unrecorded():
                 self._before(args, kwargs)
             if recording() or transforming():  # neither takes a backward pass of our own
