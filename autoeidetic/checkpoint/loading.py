@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..common import archive
 from ..common.inputs import CallInputs
 from ..convert import convert
-from ..enforce.derive import slots
+from ..enforce.slots import tensor_slots
 from ..errors import AutoeideticError, CheckpointError, InputError
 from ..net import EideticNet, Task
 from ..routing import restore, to_be_found, view
@@ -96,7 +96,7 @@ def resume(net: EideticNet, record: Record, tensors: Mapping[str, Tensor]) -> No
     """
     _take_over_tasks(net, record, tensors)
     check_places(net.heads, "heads", tensors)
-    values = distinct(net._slots | slots(net.heads, "heads"))
+    values = distinct(net._slots | tensor_slots(net.heads, "heads"))
     for name, tensor in values.items():
         if name in tensors:
             tensor.data = tensors[name]

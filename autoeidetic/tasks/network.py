@@ -32,12 +32,16 @@ from ..common.torch_modes import (
     unrecorded,
 )
 from ..common.whole_numbers import whole_number
-from ..enforce import derive
-from ..enforce.guard import Guard, Runtime, guard
-from ..enforce.module_identity import Parts, exchanged, parts
+from ..enforce import derive_guards, derive_pins
+from ..enforce.derive_levels import readable_mask
+from ..enforce.elements import Elements
+from ..enforce.guard import Guard, Runtime, check_outputs, check_runs, guard, start_runs
+from ..enforce.module_identity import ModuleIdentities, module_identities, modules_replaced
+from ..enforce.optimizer_steps import watch
 from ..enforce.owners import Owners
 from ..enforce.pass_lock import PassLock, exclusive
-from ..enforce.pins import Home, Pin, Pins, Where, state, watch
+from ..enforce.pins import Pin, Pins
+from ..enforce.slots import Holder, tensor_slots, versions
 from ..errors import AutoeideticError, DivergenceWarning, EnforcementError, TaskError
 from ..plan.blueprint import ATTACHED, Blueprint, HeadPlan
 from ..proof import seals
@@ -117,7 +121,7 @@ class Answering(nn.Module):
         self._number = compiled.numbered(self)
         self._guards: dict[str, Guard] = {}
         self._protections: dict[Call, _Protection] = {}
-        self._parts: Parts | None = None
+        self._identities: ModuleIdentities | None = None
         self._visible: _Visible = {}
         self._settle(freeze=True)
         # what the analysis saw: a saved network is analysed in the same types again
@@ -298,7 +302,7 @@ class Answering(nn.Module):
     def _pass(self, tasks: tuple[int, ...], args: Any, kwargs: Any) -> Any:
         self._runtime.tasks = tasks
         self._runtime.counting = not torch.compiler.is_compiling()
-        derive.start_runs(self._guards)
+        start_runs(self._guards)
         if torch.compiler.is_compiling():
             with self._parameter_heads(tasks):
                 return self.backbone(*args, **kwargs)
@@ -317,7 +321,7 @@ class Answering(nn.Module):
             if fused:
                 torch.backends.mha.set_fastpath_enabled(True)
         if not self.training:
-            derive.check_runs(self._guards)
+            check_runs(self._guards)
         return output
 
     @contextmanager
@@ -351,7 +355,7 @@ class Answering(nn.Module):
             return self._head(task, ATTACHED)(heads.mask(features, self._visible[ATTACHED, task]))
         if len(leaves) != len(blueprint.outputs) and self.training:
             return output  # a model may have other outputs in training
-        derive.check_outputs(leaves, blueprint)
+        check_outputs(leaves, blueprint)
         parts = []
         for number, (leaf, where) in enumerate(zip(leaves, blueprint.split, strict=True)):
             if len(asked) > 1 and where is not None:
@@ -380,7 +384,7 @@ class Answering(nn.Module):
             if self._finite[2] == self.pins.changes:
                 return not self._finite[1]
         tensors = list(self._trained().values())
-        now = state(tensors)
+        now = versions(tensors)
         if self._finite is None or self._finite[0] != now:
             self._finite = (now, all(bool(t.isfinite().all()) for t in tensors), 0)
         self._finite = (*self._finite[:2], self.pins.changes)
@@ -439,21 +443,21 @@ class Answering(nn.Module):
 
     def _settle(self, *, freeze: bool) -> None:
         """Derive pins and guards from the owners."""
-        self._slots = derive.slots(self.backbone, "backbone") | derive.slots(self.heads, "heads")
-        pins = derive.backbone_pins(self.blueprint, self.owners, self._own_heads())
+        self._slots = tensor_slots(self.backbone, "backbone") | tensor_slots(self.heads, "heads")
+        pins = derive_pins.backbone_pins(self.blueprint, self.owners, self._own_heads())
         prefixed = [replace(pin, name=f"backbone.{pin.name}") for pin in pins]
         for task in self._tasks:
             if task.finished:
-                names = derive.slots(self.heads[str(task.index)], f"heads.{task.index}")
-                prefixed += [Pin(name, Where(), None) for name in names]
-        covered = [f"backbone.{name}" for name in derive.covered(self.blueprint)]
-        self.pins.bind(prefixed, self._slots, covered, freeze=freeze)
+                names = tensor_slots(self.heads[str(task.index)], f"heads.{task.index}")
+                prefixed += [Pin(name, Elements(), None) for name in names]
+        restricted = [f"backbone.{n}" for n in derive_pins.backward_restricted(self.blueprint)]
+        self.pins.bind(prefixed, self._slots, restricted, freeze=freeze)
         # they keep requires_grad, for torch.matmul picks its kernel, and so its bits, by that
         self._ddp_params_and_buffers_to_ignore = self._unused()
         watch(self.pins)
         self._protections = {}
         self._install()
-        self._parts = parts(self)
+        self._identities = module_identities(self)
         self._finite = None
         self.pins.impose()  # last, so that what fails before has changed no value
 
@@ -464,9 +468,9 @@ class Answering(nn.Module):
             EnforcementError: a module, a head or a parameter was exchanged for something that the
                 analysis has not seen, was added or taken away.
         """
-        if self._parts is not None and exchanged(self._parts):
+        if self._identities is not None and modules_replaced(self._identities):
             self._settle(freeze=False)
-        check = Home.check_closely if transforming() else Home.check
+        check = Holder.check_closely if transforming() else Holder.check
         for home, name in self._slots.values():
             if home.kind == "_parameters":
                 check(home, name)
@@ -475,13 +479,13 @@ class Answering(nn.Module):
     def _whole(self) -> Iterator[None]:
         """A step in the life of tasks that is taken as a whole or, when it fails, not at all."""
         tasks, owners, snapshot = list(self._tasks), self.owners, self._snapshot
-        made, store = dict(self.heads._modules), self.pins.store
+        made, frozen_values = dict(self.heads._modules), self.pins.frozen_values
         try:
             yield
         except BaseException:  # also when it is interrupted
             self._tasks, self.owners, self._snapshot = tasks, owners, snapshot
             self.heads._modules = made
-            self.pins.put_back(store)
+            self.pins.restore(frozen_values)
             self._settle(freeze=False)
             raise
 
@@ -498,7 +502,7 @@ class Answering(nn.Module):
             names = []
         for task in self._tasks:
             if task.finished:
-                names += derive.slots(self.heads[str(task.index)], f"heads.{task.index}")
+                names += tensor_slots(self.heads[str(task.index)], f"heads.{task.index}")
         return names
 
     def _install(self) -> None:
@@ -515,12 +519,14 @@ class Answering(nn.Module):
         if call in self._protections:
             return self._protections[call]
         device = lambda path: device_of(self.backbone, path)  # noqa: E731
-        found = derive.guards(self.blueprint, self.owners, call, self._runtime, device)
+        own, owners = call.blueprint, call.owners(self.owners)
+        found = derive_guards.guards(
+            self.blueprint, self.owners, own, owners, self._runtime, device
+        )
         looked_at: dict[str | int, Tensor | None] = dict(enumerate(call.blueprint.outputs))
         looked_at |= {head.layer: head.inputs for head in call.blueprint.heads}
-        owners = call.owners(self.owners)
         visible: _Visible = {
-            (key, task.index): derive.visible(units, task.index, owners, device(""))
+            (key, task.index): readable_mask(units, task.index, owners, device(""))
             for key, units in looked_at.items()
             for task in self._tasks
         }
@@ -693,7 +699,7 @@ class Answering(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         self._follow()  # a copy takes what it finds for what was converted
         # what is compiled is bound to this network; classes with guards have no name to be found by
-        return {**super().__getstate__(), "_parts": None, "_protections": {}}
+        return {**super().__getstate__(), "_identities": None, "_protections": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
