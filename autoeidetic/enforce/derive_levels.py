@@ -48,7 +48,7 @@ def norm_tables(
 def _table(norm: Norm, count: int, owners: Owners, device: torch.device) -> LevelTable | None:
     """One row for each of ``count`` levels, and a last one for channels that none of them uses.
 
-    None when every level reads all channels: the stock kernel will do.
+    None when every level reads all channels: the stock kernel is used.
     """
     if not count:
         return None
@@ -77,7 +77,7 @@ def _per_channel(small: Tensor, like: Tensor) -> Tensor:
 def module_levels(
     blueprint: Blueprint, nested: Nested, owners: Owners, device: torch.device
 ) -> list[Level]:
-    """The runs that a module needs, in ascending order; none when one plain call will do."""
+    """The runs that a module needs, in ascending order; none when one plain call is enough."""
     made_at = {
         int(level)
         for call in nested.calls

@@ -40,7 +40,7 @@ class Owners:
 
     A task may own nothing, so ``finished_tasks`` counts them.
     ``pruned`` marks the units that the open task has given up. ``outside`` are the units of
-    output layers, of which every task has its own, and of parameters no output depends on;
+    output layers, which every task has for itself, and of parameters that no output depends on;
     ``locked`` those that every task needs.
     """
 

@@ -90,7 +90,7 @@ class PassLock:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Give up the lock meanwhile, if only optimizer steps of this thread hold it.
+        """A context without the lock, if only optimizer steps of this thread hold it.
 
         A pass or a task step around them relies on the lock, which is then kept.
         """

@@ -2,10 +2,10 @@
 
 Two kinds, here in the weight of a layer while task 1 is in training:
 
-                  columns of task 0   of task 1   of nobody
-    rows of task 0        F               F           F         F  frozen: the value that task 0 had
-    rows of task 1        w               w           0         0  zero: hides a column from a row
-    rows of nobody        .               .           .         w  learns
+                  columns of task 0   of task 1   pruned
+    rows of task 0        F               F         F       F  frozen: the value that task 0 had
+    rows of task 1        w               w         0       0  zero: hides a column from a row
+    pruned rows           .               .         .       w  learns      .  not used by any task
 
 A *frozen* element belongs to a finished task: a copy of its value is kept, and put back whenever
 something moved it. (Where a row of task 0 meets a column of task 1, the frozen value is a zero.) A

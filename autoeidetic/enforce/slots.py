@@ -38,7 +38,7 @@ class Holder:
 
     def check(self, name: str) -> None:
         """Raises EnforcementError when the tensor is gone, or can no longer keep frozen values."""
-        if type(self.get(name)) not in PLAIN:  # the quick answer; some other classes will do, too
+        if type(self.get(name)) not in PLAIN:  # quick; a few other classes are accepted, too
             self.check_closely(name)
 
     def check_closely(self, name: str) -> None:
@@ -104,7 +104,7 @@ def is_cache(slot: Slot) -> bool:
 
 #: (id, version counter, address) of a tensor.
 Version = tuple[int, int, int]
-#: The version of a tensor that nobody has looked at yet; no tensor has it.
+#: The version before the first look; no tensor has it.
 NEVER_SEEN: Version = (0, -1, 0)
 
 

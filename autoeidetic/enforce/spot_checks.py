@@ -1,4 +1,4 @@
-"""Spot checks: has somebody written into frozen elements without a trace?
+"""Spot checks: find writes to frozen elements that left no trace.
 
 A write through ``.data`` moves no version counter, and comparing every frozen value before every
 eval pass would cost too much. But code that writes this way (an average of weights that is swapped
