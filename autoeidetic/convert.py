@@ -6,22 +6,19 @@ import copy
 import itertools
 from dataclasses import replace
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import nn
 
 from .analyze import analyze
 from .common.inputs import check_module, example_calls
+from .common.process_state import converted_backbones
 from .common.torch_modes import keeps_weights_away
 from .enforce.guard import Guarded
 from .errors import InputError, Place
 from .net import EideticNet
 from .plan.blueprint import ATTACHED, blueprints
 from .proof import rehearse as rehearsal
-
-#: Models in networks. Between some tasks nothing in such a model tells that it is one.
-_backbones: WeakSet[nn.Module] = WeakSet()
 
 
 def convert(
@@ -80,7 +77,7 @@ def convert(
         )
         if rehearse:
             rehearsal.rehearse(net)
-        _backbones.add(net.backbone)
+        converted_backbones.add(net.backbone)
         return net
 
 
@@ -107,7 +104,7 @@ def _converted(
 
 def _check_new(model: nn.Module) -> None:
     for path, module in model.named_modules():
-        if isinstance(module, (EideticNet, Guarded)) or module in _backbones:
+        if isinstance(module, (EideticNet, Guarded)) or module in converted_backbones:
             raise InputError(
                 "the model is already converted",
                 place=Place(module=path),

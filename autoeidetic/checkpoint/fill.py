@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..enforce.derive import slots
 from ..enforce.guard import Guarded
-from ..enforce.pins import Slot
+from ..enforce.slots import Slot, tensor_slots
 from ..errors import CheckpointError, Place
 
 FRESH = "pass a new model, built with the same code and arguments as the saved one"
@@ -77,7 +76,7 @@ def check_places(
     Raises:
         CheckpointError: names or shapes differ.
     """
-    own, caches = distinct(slots(module, prefix)), _caches(module, prefix)
+    own, caches = distinct(tensor_slots(module, prefix)), _caches(module, prefix)
     saved = {name: t for name, t in tensors.items() if name.startswith(f"{prefix}.")}
     missing = [name for name in own if name not in saved and name not in caches]
     extra = [name for name in saved if name not in own and name not in caches]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..common import archive
 from ..common.inputs import CallInputs
-from ..enforce.derive import slots
+from ..enforce.slots import tensor_slots
 from ..errors import AutoeideticError, CheckpointError, InputError
 from ..routing import restore, routable_tasks, view
 from ..tasks.network import Network
@@ -86,7 +86,7 @@ def resume(net: Network, record: Record, tensors: Mapping[str, Tensor]) -> None:
     """
     _take_over_tasks(net, record, tensors)
     check_places(net.heads, "heads", tensors)
-    values = distinct(net.slots | slots(net.heads, "heads"))
+    values = distinct(net.slots | tensor_slots(net.heads, "heads"))
     # Values are exchanged within the same Parameter objects, so ties between modules stay.
     for name, tensor in values.items():
         if name in tensors:

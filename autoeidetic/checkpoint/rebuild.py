@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..common.process_state import recipes
 from ..enforce.guard import original_class
 from ..errors import CheckpointError
 
@@ -33,7 +34,6 @@ _IRRELEVANT = frozenset(
 #: The most models of a torchvision family to try, nearest in size first.
 _MOST_CANDIDATES = 4
 _VERSION = "install the version of the library it was saved with, or pass model="
-_found: dict[int, Recipe] = {}
 
 
 def recipe(model: nn.Module, classes: int) -> Recipe:
@@ -43,9 +43,9 @@ def recipe(model: nn.Module, classes: int) -> Recipe:
     """
     wanted = describe(model)
     key = hash((classes, _architecture(model), *wanted))
-    if key not in _found:  # a network is saved many times, and candidates take time to build
-        _found[key] = _find(model, classes, wanted)
-    return _found[key]
+    if key not in recipes:  # a network is saved many times, and candidates take time to build
+        recipes[key] = _find(model, classes, wanted)
+    return recipes[key]
 
 
 def _find(model: nn.Module, classes: int, wanted: list[str]) -> Recipe:

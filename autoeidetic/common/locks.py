@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ..errors import CheckpointError, StorageWarning
 from . import distributed
+from .process_state import held_locks
 
 try:
     import fcntl
@@ -183,14 +184,12 @@ def _remove(folder: Path) -> None:
 
 # -- directories ---------------------------------------------------------------------------------
 
-_held: set[int] = set()
-
 
 def _give_up_in_child() -> None:
-    for descriptor in _held:
+    for descriptor in held_locks:
         with suppress(OSError):
             os.close(descriptor)  # the parent's own descriptor keeps the lock
-    _held.clear()
+    held_locks.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -258,7 +257,7 @@ def _taken(directory: Path) -> int:
             StorageWarning,
             stacklevel=6,
         )
-    _held.add(descriptor)
+    held_locks.add(descriptor)
     _sign(descriptor)
     return descriptor
 
@@ -281,10 +280,10 @@ def _who(path: Path) -> str:
 
 def _give_back(descriptor: int, path: Path) -> None:
     """Removes the file while it is locked: who opens it in between finds that it is gone."""
-    if descriptor not in _held:  # in a child that was forked
+    if descriptor not in held_locks:  # in a child that was forked
         return
     with suppress(OSError):
         if _still_there(descriptor, path):
             path.unlink()
-    _held.discard(descriptor)
+    held_locks.discard(descriptor)
     os.close(descriptor)

@@ -1,8 +1,12 @@
-"""Store: the values of frozen elements, in the type in which they were frozen.
+"""Frozen values: a copy of every frozen element, in the type in which it was frozen.
 
-It is no buffer of the network: code that goes through ``net.buffers()`` or writes into
-``net.state_dict()`` (averages of weights do both) does not reach it, and a change of type leaves it
-as it is. So ``net.half().float()`` has the bits that the network had before.
+The copies are not buffers of the network: code that goes through ``net.buffers()`` or writes into
+``net.state_dict()`` (averages of weights do both) does not reach them, and a change of type leaves
+them as they are. So ``net.half().float()`` has the bits that the network had before:
+
+    frozen in float32        1/3 ------------------------------------ exact, never rounded
+    net.half()               like(half)    = 0.3333 in half           what is imposed now
+    net.half().float()       like(float32) = 1/3                      the old bits again
 """
 
 from __future__ import annotations
@@ -14,19 +18,20 @@ import torch
 from torch import Tensor
 
 
-class Store:
-    """Frozen values by the name of their tensor.
+class FrozenValues:
+    """The values of frozen elements, by the name of their tensor.
 
     Example:
-        >>> store = Store({"weight": torch.tensor([1 / 3])})
-        >>> store.like("weight", torch.empty(0, dtype=torch.bfloat16))
+        >>> frozen = FrozenValues({"weight": torch.tensor([1 / 3])})
+        >>> frozen.like("weight", torch.empty(0, dtype=torch.bfloat16))
         tensor([0.3340], dtype=torch.bfloat16)
-        >>> store.like("weight", torch.empty(0))
+        >>> frozen.like("weight", torch.empty(0))
         tensor([0.3333])
     """
 
     def __init__(self, exact: dict[str, Tensor] | None = None) -> None:
         self._exact = exact or {}
+        # of those whose tensor has another type now: made when first asked for, never saved
         self._rounded: dict[str, Tensor] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -53,13 +58,16 @@ class Store:
         return rounded
 
     def widened(self, name: str, tensor: Tensor) -> Tensor | None:
-        """A copy of a tensor in a type that holds these values as well; None: its own does."""
+        """A copy of a tensor in a type that also holds these values exactly.
+
+        None when the tensor's own type does, or nothing of the tensor is frozen.
+        """
         if name not in self._exact:
             return None
         wide = torch.promote_types(self._exact[name].dtype, tensor.dtype)
         return None if wide == tensor.dtype else tensor.to(wide)
 
     def move(self, name: str, device: torch.device) -> None:
-        """Follow a tensor to its device; on ``meta`` there are no values."""
+        """Move the values of a tensor to its device; ``meta`` holds none, so they stay then."""
         if name in self._exact and device.type != "meta":
             self._exact[name] = self._exact[name].to(device)

@@ -1,7 +1,12 @@
-"""Parts: the modules that a network consists of, to notice when somebody changes them.
+"""Module identities: the modules that a network consists of, to notice when one is changed.
 
-A network runs the user's own modules, so nobody is kept from exchanging, adding or deleting one. A
-module that is exchanged for its like is divided as the one before it; everything else is refused.
+A network runs the user's own modules, so nothing keeps code from replacing, adding or deleting one.
+The network compares before every pass:
+
+    nothing has changed                            go on
+    a module was replaced by one of the same       derive pins and guards anew: the new module is
+    class, shapes and settings                     divided between tasks as the old one was
+    anything else                                  raise an error: the analysis has not seen it
 """
 
 from __future__ import annotations
@@ -15,16 +20,16 @@ from torch import Tensor, nn
 
 from ..errors import EnforcementError, Place, with_article
 from .guard import original_class
-from .pins import Home
+from .slots import Holder
 
 _BACKBONE, _HEADS = "backbone", "heads"
 
 
-class Part(NamedTuple):
-    """A module as it was when it was looked at last.
+class ModuleIdentity(NamedTuple):
+    """A module as it was at the last look.
 
-    ``kind`` is its class, ``base`` that without its guard. ``present`` and ``absent`` are names of
-    its parameters: a layer may have no bias.
+    ``kind`` is its class, ``base`` its class without the guard. ``present`` and ``absent`` are
+    names of parameters: a layer may have no bias.
     """
 
     path: str
@@ -38,86 +43,86 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The modules in a network's backbone and heads; ``network`` holds the two."""
+class ModuleIdentities:
+    """All modules of a network: ``tops`` are its backbone and its heads."""
 
     network: nn.Module
     tops: dict[str, nn.Module]
-    inside: tuple[Part, ...]
+    modules: tuple[ModuleIdentity, ...]
 
 
-def parts(network: nn.Module) -> Parts:
-    """Look at a network's backbone and heads, and at all modules in them."""
+def module_identities(network: nn.Module) -> ModuleIdentities:
+    """The modules of a network as they are now."""
     tops = {name: network.get_submodule(name) for name in (_BACKBONE, _HEADS)}
-    inside = [
-        _part(path, module)
+    modules = [
+        _identity(path, module)
         for name, top in tops.items()
         for path, module in top.named_modules(prefix=name)
-        if not isinstance(module, torch.jit.ScriptModule)  # has no dictionaries to look at
+        if not isinstance(module, torch.jit.ScriptModule)  # has no dictionaries to compare
     ]
-    return Parts(network, tops, tuple(inside))
+    return ModuleIdentities(network, tops, tuple(modules))
 
 
-def _part(path: str, module: nn.Module) -> Part:
-    held = module._parameters
-    return Part(
+def _identity(path: str, module: nn.Module) -> ModuleIdentity:
+    parameters = module._parameters
+    return ModuleIdentity(
         path,
         module,
         type(module),
         original_class(module),
         dict(module._modules),
-        tuple(name for name, tensor in held.items() if tensor is not None),
-        tuple(name for name, tensor in held.items() if tensor is None),
+        tuple(name for name, tensor in parameters.items() if tensor is not None),
+        tuple(name for name, tensor in parameters.items() if tensor is None),
         frozenset(module._buffers),
     )
 
 
-def exchanged(known: Parts) -> bool:
-    """Has a module been exchanged for another of its kind since the last look?
+def modules_replaced(known: ModuleIdentities) -> bool:
+    """Has a module been replaced by another of its kind since the last look?
 
     Raises:
         EnforcementError: something else was changed, which the analysis has not seen.
     """
-    others = {name: known.network._modules.get(name) for name in known.tops}
-    changed = _changed(known.inside)
-    if not changed and others == known.tops:
+    tops = {name: known.network._modules.get(name) for name in known.tops}
+    changed = _changed(known.modules)
+    if not changed and tops == known.tops:
         return False
     for name, before in known.tops.items():
-        if others[name] is not before:
-            _check_alike(others[name], before, name)
-    for part in changed:
-        _check(part)
+        if tops[name] is not before:
+            _check_alike(tops[name], before, name)
+    for identity in changed:
+        _check(identity)
     return True
 
 
-def _changed(known: tuple[Part, ...]) -> list[Part]:
-    """Modules that are not what they were. Runs before every pass, hence without calls."""
+def _changed(known: tuple[ModuleIdentity, ...]) -> list[ModuleIdentity]:
+    """The modules that have changed. Written without function calls: it runs before every pass."""
     changed = []
-    for part in known:
-        _, module, kind, _, children, present, absent, buffers = part
-        held = module._parameters
+    for identity in known:
+        _, module, kind, _, children, present, absent, buffers = identity
+        parameters = module._parameters
         if (
             type(module) is not kind
             or module._modules != children
-            or len(held) != len(present) + len(absent)
+            or len(parameters) != len(present) + len(absent)
             or len(module._buffers) != len(buffers)
         ):
-            changed.append(part)
+            changed.append(identity)
             continue
         for name in present:
-            if name not in held or held[name] is None:
-                changed.append(part)
+            if name not in parameters or parameters[name] is None:
+                changed.append(identity)
         for name in absent:
-            if name not in held or held[name] is not None:
-                changed.append(part)
+            if name not in parameters or parameters[name] is not None:
+                changed.append(identity)
     return changed
 
 
-def _check(part: Part) -> None:
-    """Raises EnforcementError when a module is not what it was, nor like it."""
-    _check_kind(part.module, part.base, part.path)
-    _check_tensors(part)
-    _check_children(part.module._modules, part.children, part.path)
+def _check(identity: ModuleIdentity) -> None:
+    """Raises EnforcementError when a module is neither what it was nor one of the same kind."""
+    _check_kind(identity.module, identity.base, identity.path)
+    _check_tensors(identity)
+    _check_children(identity.module._modules, identity.children, identity.path)
 
 
 def _check_children(
@@ -132,9 +137,9 @@ def _check_children(
 
 
 def _check_kind(now: nn.Module, before: type, path: str) -> None:
-    """Of the same class, but for its guard.
+    """The class must be the same, apart from guards.
 
-    ``nn.SyncBatchNorm.convert_sync_batchnorm`` makes its own of batch norms.
+    One other class is accepted: ``nn.SyncBatchNorm.convert_sync_batchnorm`` replaces batch norms.
     """
     is_batch_norm = issubclass(before, nn.modules.batchnorm._BatchNorm)
     if original_class(now) is not before and not (
@@ -143,20 +148,20 @@ def _check_kind(now: nn.Module, before: type, path: str) -> None:
         _is_another(now, before, path)
 
 
-def _check_tensors(part: Part) -> None:
-    """Nothing may go or come but what a model makes by itself: buffers that are not saved."""
-    module, home = part.module, Home(part.module, "_parameters", part.path)
-    for name in part.present:
-        home.check(name)
+def _check_tensors(identity: ModuleIdentity) -> None:
+    """No parameter or buffer may come or go, except buffers that are not saved: caches."""
+    module, holder = identity.module, Holder(identity.module, "_parameters", identity.path)
+    for name in identity.present:
+        holder.check(name)
     for name, tensor in module._parameters.items():
-        if tensor is not None and name not in part.present:
-            _refuse(f"a parameter '{name}' was added", part.path)
-    for name in module._buffers.keys() - part.buffers - module._non_persistent_buffers_set:
-        _refuse(f"a buffer '{name}' was added", part.path)
+        if tensor is not None and name not in identity.present:
+            _refuse(f"a parameter '{name}' was added", identity.path)
+    for name in module._buffers.keys() - identity.buffers - module._non_persistent_buffers_set:
+        _refuse(f"a buffer '{name}' was added", identity.path)
 
 
 def _check_alike(now: nn.Module | None, before: nn.Module, path: str) -> None:
-    """Is a module, with all modules in it, like the one that was there before it?"""
+    """Raises EnforcementError unless a module, with all modules in it, is of the old one's kind."""
     if now is None:
         _is_another(None, type(before), path)
     _check_kind(now, original_class(before), path)
@@ -181,14 +186,14 @@ def _check_shape(now: Tensor | None, before: Tensor, name: str, path: str) -> No
 
 
 def _own(module: nn.Module) -> dict[str, Tensor]:
-    """A module's own parameters and buffers, but for the ones that are not saved."""
+    """A module's own parameters and buffers, without the buffers that are not saved."""
     tensors = (*module._parameters.items(), *module._buffers.items())
     aside = module._non_persistent_buffers_set
     return {name: tensor for name, tensor in tensors if tensor is not None and name not in aside}
 
 
 def _is_another(now: nn.Module | None, before: type, path: str) -> NoReturn:
-    """Raises EnforcementError: a module is of another class than it was, or gone."""
+    """Raises EnforcementError: a module has another class than before, or is gone."""
     what = "the backbone" if path == _BACKBONE else f"module '{_shown(path)}'"
     when = "when its task began" if path.startswith(_HEADS) else "when the model was converted"
     then, after = _names(before, None if now is None else type(now))
@@ -196,7 +201,7 @@ def _is_another(now: nn.Module | None, before: type, path: str) -> NoReturn:
 
 
 def _names(before: type, after: type | None) -> tuple[str, str]:
-    """What to call two classes to tell them apart."""
+    """Names of two classes that tell them apart."""
     if after is None:
         return with_article(before.__name__), "gone"
     if before.__name__ != after.__name__:
@@ -213,7 +218,7 @@ def _join(path: str, name: str) -> str:
 
 
 def _shown(path: str) -> str:
-    """Modules of the user's model go by the names they have in it."""
+    """The path as the user knows it: without the network around the model."""
     return path.removeprefix(f"{_BACKBONE}.")
 
 

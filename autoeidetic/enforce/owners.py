@@ -1,7 +1,17 @@
 """Owners: which task owns each unit, and the level at which each unit may be read.
 
-Immutable: every step in the life of a task makes new owners, so a step that fails half way
-leaves the old ones in force. Masks are derived from one small integer per unit.
+One small integer per unit is all there is; every mask of the package follows from it:
+
+    unit                           0     1   2   3     4     5   6
+    owner (``task``)               -     0   0   1     -     -   -      tasks 0 and 1 are finished,
+    pruned by the open task                            x                task 2 is open
+    level                       ALWAYS   0   0   1   LATER   2   2
+
+Something at level ``l`` may read units of levels up to ``l``. Unit 0 stands for inputs and
+constants. Free units of an open task are at its level, pruned ones later than every task.
+
+Immutable: every step in the life of a task makes new owners, so a step that fails half way leaves
+the old ones in force.
 """
 
 from __future__ import annotations
@@ -30,7 +40,7 @@ class Owners:
 
     A task may own nothing, so ``finished_tasks`` counts them.
     ``pruned`` marks the units that the open task has given up. ``outside`` are the units of
-    output layers, of which every task has its own, and of parameters no output depends on;
+    output layers, which every task has for itself, and of parameters that no output depends on;
     ``locked`` those that every task needs.
     """
 
@@ -90,7 +100,7 @@ class Owners:
 
     @property
     def tasks(self) -> int:
-        """How many there are, finished and open."""
+        """The number of tasks, finished and open."""
         return self.finished_tasks + (self.open_task is not None)
 
     @property
@@ -115,6 +125,9 @@ class Owners:
             level[self.in_training] = self.open_task
         level[0] = ALWAYS
         level[self.outside] = ALWAYS
+        # A derived unit has no parameters: it stands for a value computed from the units that it
+        # requires, and may be read when all of those may. Derived units may require each other,
+        # so the maximum is taken until nothing changes.
         derived = (self.plan.elements == 0) & ~self.outside
         level[derived] = ALWAYS
         source, needed = self.plan.requires.T if len(self.plan.requires) else ([], [])
@@ -133,7 +146,10 @@ class Owners:
 
     @cached_property
     def _read_levels(self) -> Tensor:
-        """Levels as seen by a reader: in disjoint mode only what is locked is shared."""
+        """Levels as a reader sees them.
+
+        Without forward transfer a task reads its own units only, and locked ones, which all share.
+        """
         if self.forward_transfer:
             return self._levels
         shared = self.locked & (self.task != FREE)
@@ -144,7 +160,7 @@ class Owners:
         return self._levels[core(units)]
 
     def hidden(self, rows: Tensor | int, columns: Tensor) -> Tensor:
-        """Must what lies at these levels not read these units? (broadcast, sizes 1 kept)"""
+        """Must rows of these levels not read these units? (broadcast, sizes 1 kept)"""
         read = self._read_levels[core(columns)]
         if self.forward_transfer:
             return read > rows
@@ -167,7 +183,7 @@ class Owners:
         return result
 
     def _may_hide(self, rows: Tensor, columns: Tensor) -> bool:
-        """Without looking at every pair, of which a large layer has millions."""
+        """Can any pair be hidden? A bound, because a large layer has millions of pairs."""
         if not rows.numel():
             return False
         return not self.forward_transfer or bool(

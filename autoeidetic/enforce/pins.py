@@ -1,186 +1,53 @@
 """Pins: elements of parameters and buffers that may never change again.
 
-Two kinds. A *frozen* element belongs to a finished task: its value is kept in a store and put back
-whenever something moved it. A *zero* keeps what is hidden from a unit in training out
-of it. Gradients of both are zero. Whether something moved is seen by version counters, addresses
-and a few elements before every forward pass; after every step of any ``torch.optim.Optimizer`` on
-the network's parameters everything is put back without asking, for an optimizer may write through
-``.data``, which leaves no trace.
+Two kinds, here in the weight of a layer while task 1 is in training:
+
+                  columns of task 0   of task 1   pruned
+    rows of task 0        F               F         F       F  frozen: the value that task 0 had
+    rows of task 1        w               w         0       0  zero: hides a column from a row
+    pruned rows           .               .         .       w  learns      .  not used by any task
+
+A *frozen* element belongs to a finished task: a copy of its value is kept, and put back whenever
+something moved it. (Where a row of task 0 meets a column of task 1, the frozen value is a zero.) A
+*zero* keeps a column out of a row in training that may not read it. Gradients of both are zero.
+
+When they are imposed:
+
+    after every step of an optimizer     without looking: weight decay and momentum move pinned
+                                         elements in spite of zero gradients, and an optimizer may
+                                         write through ``.data``, which moves no version counter
+    before a training pass               where a step has not just done it: a loop written by hand
+    before the first eval pass after     everywhere: some optimizers write again after their step
+    a step
+    before every other eval pass         where a version or an address has changed, or a spot check
+                                         fails: comparing all values would cost too much
 """
 
 from __future__ import annotations
 
-import sys
-import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
-from ..common.bits import bits, same
-from ..common.torch_modes import PLAIN, strangeness
+from ..common.bits import same
 from ..errors import EnforcementError, Place
-from .frozen_values import Store
+from .elements import Elements
+from .frozen_values import FrozenValues
 from .pass_lock import PassLock
-from .spot_checks import Spots, spread
-
-
-@dataclass(frozen=True)
-class Home:
-    """A module's parameters or buffers, looked up anew each time: code may replace them."""
-
-    module: nn.Module
-    kind: str
-    path: str = ""
-
-    def __getitem__(self, name: str) -> Tensor:
-        self.check(name)
-        return self.module.__dict__[self.kind][name]
-
-    def check(self, name: str) -> None:
-        """Raises EnforcementError when there is no such tensor any more, or no plain one."""
-        if type(self.get(name)) not in PLAIN:  # of other classes some will do
-            self.check_closely(name)
-
-    def check_closely(self, name: str) -> None:
-        """The same, also for tensors that only look like plain ones: those of ``torch.func``."""
-        tensor = self.get(name)
-        if tensor is None:
-            raise EnforcementError(
-                f"module '{self.path}' ({type(self.module).__name__}) has no '{name}' any more",
-                place=Place(module=self.path.removeprefix("backbone.")),
-                remedy="undo what was done to it after the conversion (a parametrization, weight "
-                "norm, pruning masks, FSDP without use_orig_params); such things belong to a model "
-                "before it is converted",
-            )
-        strange = strangeness(tensor)
-        if strange is not None:
-            raise EnforcementError(
-                f"'{self.path}.{name}' is now {strange.kind}, which cannot keep frozen values",
-                place=Place(module=self.path.removeprefix("backbone.")),
-                remedy=strange.remedy,
-            )
-
-    def get(self, name: str) -> Tensor | None:
-        held = self.module.__dict__[self.kind]  # not always a dict: a script has its own
-        return held[name] if name in held else None  # noqa: SIM401
-
-    def is_cache(self, name: str) -> bool:
-        """Is it a buffer that the model makes by itself, perhaps of another shape each time?"""
-        return self.kind == "_buffers" and name in self.module._non_persistent_buffers_set
-
-
-#: Where a tensor is held, and its name there.
-Slot = tuple[Home, str]
-
-
-@dataclass(frozen=True)
-class Where:
-    """A set of elements: all, whole slices along one dimension, or a mask.
-
-    ``index`` are the slices; ``mask`` has the tensor's rank and may have size 1 where it does
-    not vary.
-    """
-
-    dim: int | None = None
-    index: Tensor | None = None
-    mask: Tensor | None = None
-
-    @property
-    def everything(self) -> bool:
-        return self.index is None and self.mask is None
-
-    @staticmethod
-    def of(mask: Tensor) -> Where | None:
-        """The elements that a (broadcastable) mask marks; None when it marks none."""
-        if not bool(mask.any()):
-            return None
-        if bool(mask.all()):
-            return Where()
-        long = [d for d, n in enumerate(mask.shape) if n > 1]
-        if len(long) == 1:
-            return Where(dim=long[0], index=mask.reshape(-1).nonzero().reshape(-1))
-        return Where(mask=mask)
-
-    def to(self, device: torch.device) -> Where:
-        move = lambda t: None if t is None else t.to(device)  # noqa: E731
-        return Where(self.dim, move(self.index), move(self.mask))
-
-    def take(self, tensor: Tensor) -> Tensor:
-        """A copy of the marked elements."""
-        if self.index is not None and self.dim is not None:
-            return tensor.index_select(self.dim, self.index)
-        if self.mask is not None:
-            return tensor[self.mask.expand(tensor.shape)]
-        return tensor.clone()
-
-    def some(self, tensor: Tensor) -> list[Tensor]:
-        """A few of the marked elements, spread over the tensor: views without dimensions."""
-        if self.index is not None and self.dim is not None:
-            own = [len(self.index) if d == self.dim else n for d, n in enumerate(tensor.shape)]
-            before = [(at[: self.dim], at[self.dim], at[self.dim + 1 :]) for at in spread(own)]
-            places = [(*left, int(self.index[n]), *right) for left, n, right in before]
-        elif self.mask is not None:
-            marked = self.mask.nonzero()
-            places = [tuple(marked[n].tolist()) for (n,) in spread(marked.shape[:1])]
-        else:
-            places = spread(tensor.shape)
-        return [tensor[place] for place in places]
-
-    def holds(self, tensor: Tensor, values: Tensor) -> bool:
-        """Are these the marked elements?"""
-        now = tensor if self.everything else self.take(tensor)
-        return same(now, values)
-
-    def any(self, tensor: Tensor) -> bool:
-        """Has one of the marked elements a bit that zero has not?"""
-        if self.mask is not None and not tensor.is_complex():
-            return bool(((bits(tensor) != 0) & self.mask).any())
-        return bool(bits(tensor if self.everything else self.take(tensor)).any())
-
-    def put(self, tensor: Tensor, values: Tensor) -> None:
-        """Write the marked elements in place."""
-        if self.index is not None and self.dim is not None:
-            tensor.index_copy_(self.dim, self.index, values.to(tensor.dtype))
-        elif self.mask is not None:
-            tensor.masked_scatter_(self.mask, values.to(tensor.dtype))
-        else:
-            tensor.copy_(values)
-
-    def cleared(self, tensor: Tensor) -> Tensor:
-        """A copy with zeros at the marked elements."""
-        if tensor.is_sparse:
-            return self.cleared(tensor.to_dense()).to_sparse()
-        if self.index is not None and self.dim is not None:
-            return tensor.index_fill(self.dim, self.index, 0)
-        if self.mask is not None:
-            return tensor.masked_fill(self.mask, 0)
-        return torch.zeros_like(tensor)
-
-    def clear(self, tensor: Tensor) -> None:
-        if self.index is not None and self.dim is not None:
-            tensor.index_fill_(self.dim, self.index, 0)
-        elif self.mask is not None:
-            tensor.masked_fill_(self.mask, 0)
-        else:
-            tensor.zero_()
+from .slots import NEVER_SEEN, Slot, Version, address, is_cache, tensor_in, versions
+from .spot_checks import SpotCheck
 
 
 @dataclass(frozen=True)
 class Pin:
-    """What is pinned in one tensor of the network."""
+    """The pinned elements of one tensor of the network; None where there are none of a kind."""
 
     name: str
-    frozen: Where | None
-    zeros: Where | None
+    frozen: Elements | None
+    zeros: Elements | None
 
     def holds(self, tensor: Tensor, values: Tensor) -> bool:
         """Does a tensor have these frozen values?"""
@@ -197,37 +64,42 @@ class Pins(nn.Module):
     def __init__(self, lock: PassLock) -> None:
         super().__init__()
         self.lock = lock
+        self._frozen_values = FrozenValues()
+        # Pin number n is of the tensor in slot n, which had shape n when the pins were bound and
+        # version n when they were imposed last (no versions: they never were).
         self._pins: tuple[Pin, ...] = ()
-        self._store = Store()
         self._slots: list[Slot] = []
         self._shapes: list[torch.Size] = []
-        self._seen: list[_State] = []
-        self._spots: Spots | None = None  # of the tensors that were seen last
-        self._cache_spots: dict[int, tuple[tuple[int, int], Spots]] = {}  # of those models make
-        self._fresh: set[int] = set()  # numbers of pins that an optimizer's step has just imposed
-        self._stepped = False  # has there been one since the last look?
+        self._versions: list[Version] = []
+        # Of the tensors at the addresses they had when pins were imposed last. A buffer that a
+        # model makes anew as it likes has a check of its own, by pin number, with its address.
+        self._spot_check: SpotCheck | None = None
+        self._cache_checks: dict[int, tuple[tuple[int, int], SpotCheck]] = {}
+        self._just_imposed: set[int] = set()  # pin numbers: an optimizer's step was the last event
+        self._look_everywhere = False  # at the next pass: versions may not tell all
         self.changes = 0  # grows whenever a tensor may hold other values than before
-        self._hooks: list[Any] = []
-        self._hooked: list[tuple[int, bool]] = []
-        self._covered: frozenset[str] = frozenset()
+        self._gradient_hooks: list[Any] = []
+        self._hooked_tensors: list[tuple[int, bool]] = []
+        self._backward_restricted: frozenset[str] = frozenset()
 
     def __getstate__(self) -> dict[str, Any]:
-        looks: dict[str, Any] = {"_seen": [], "_spots": None, "_cache_spots": {}}
-        return {**self.__dict__, "_hooks": [], "_slots": [], **looks}
+        # a copy has tensors of its own: its network binds the pins to them
+        seen: dict[str, Any] = {"_versions": [], "_spot_check": None, "_cache_checks": {}}
+        return {**self.__dict__, "_gradient_hooks": [], "_slots": [], **seen}
 
     def values(self, name: str) -> Tensor:
         """The frozen values of a tensor, in the type that it has now."""
         slot = next(s for pin, s in zip(self._pins, self._slots, strict=True) if pin.name == name)
-        return self._store.like(name, _tensor(slot))
+        return self._frozen_values.like(name, tensor_in(slot))
 
     @property
-    def store(self) -> Store:
-        """All frozen values."""
-        return self._store
+    def frozen_values(self) -> FrozenValues:
+        """The values of all frozen elements."""
+        return self._frozen_values
 
-    def put_back(self, store: Store) -> None:
-        """Take an earlier store; ``bind`` must follow."""
-        self._store = store
+    def restore(self, frozen_values: FrozenValues) -> None:
+        """Go back to earlier frozen values; ``bind`` must follow."""
+        self._frozen_values = frozen_values
 
     def frozen(self) -> list[Pin]:
         """The pins that hold values of finished tasks."""
@@ -237,184 +109,196 @@ class Pins(nn.Module):
         self,
         pins: Iterable[Pin],
         slots: dict[str, Slot],
-        covered: Iterable[str] = (),
+        backward_restricted: Iterable[str] = (),
         *,
         freeze: bool,
     ) -> None:
-        """Take over these pins.
+        """Replace all pins by these.
 
-        Gradients of ``covered`` parameters come without their frozen part already. With
-        ``freeze`` the frozen values are those that the tensors have now; else the ones held here.
+        Gradients of ``backward_restricted`` parameters have no frozen part: their layer's backward
+        leaves it out. With ``freeze`` the frozen values are taken from the tensors as they are now;
+        without it the ones kept here stay.
         """
         pins = tuple(pins)
-        tensors = {pin.name: _tensor(slots[pin.name]) for pin in pins}
+        tensors = {pin.name: tensor_in(slots[pin.name]) for pin in pins}
         pins = tuple(pin.to(tensors[pin.name].device) for pin in pins)
         for name, tensor in tensors.items():
-            self._store.move(name, tensor.device)
+            self._frozen_values.move(name, tensor.device)
         if freeze:
             self._freeze(pins, tensors)
         self._pins, self._slots = pins, [slots[pin.name] for pin in pins]
         self._shapes = [tensors[pin.name].shape for pin in pins]
-        self._seen, self._spots, self._cache_spots, self._fresh = [], None, {}, set()
-        self._covered = frozenset(covered)
-        self._clear_gradients()
+        self._versions, self._just_imposed = [], set()
+        self._spot_check, self._cache_checks = None, {}
+        self._backward_restricted = frozenset(backward_restricted)
+        self._hook_gradients()
 
-    def _clear_gradients(self) -> None:
-        """Hooks that keep pinned elements out of gradients."""
-        for hook in self._hooks:
+    def _hook_gradients(self) -> None:
+        """Register hooks that clear pinned elements of gradients."""
+        for hook in self._gradient_hooks:
             hook.remove()
-        self._hooks = []
-        self._hooked = _hookable(self.tensors())
+        self._gradient_hooks = []
+        self._hooked_tensors = _hook_targets(self.tensors())
         for pin, tensor in zip(self._pins, self.tensors(), strict=True):
             if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
-                frozen = None if pin.name in self._covered else pin.frozen
+                frozen = None if pin.name in self._backward_restricted else pin.frozen
                 if frozen is not None or pin.zeros is not None:
-                    self._hooks.append(tensor.register_hook(_gradient_hook(frozen, pin.zeros)))
+                    hook = tensor.register_hook(_gradient_hook(frozen, pin.zeros))
+                    self._gradient_hooks.append(hook)
 
     def _freeze(self, pins: tuple[Pin, ...], tensors: dict[str, Tensor]) -> None:
-        before = {pin.name: pin.frozen for pin in self._pins}
+        """Copy the frozen elements of tensors; those frozen before keep their exact values."""
+        frozen_before = {pin.name: pin.frozen for pin in self._pins}
         values = {}
         for pin in pins:
             if pin.frozen is not None:
-                now, then = tensors[pin.name].detach(), before.get(pin.name)
-                wide = None if then is None else self._store.widened(pin.name, now)
-                if wide is not None and then is not None:  # the network was rounded meanwhile
-                    then.put(wide, self._store.exact(pin.name))
-                    now = wide
-                values[pin.name] = pin.frozen.take(now)
-        self._store = Store(values)
+                tensor, before = tensors[pin.name].detach(), frozen_before.get(pin.name)
+                wide = None if before is None else self._frozen_values.widened(pin.name, tensor)
+                if wide is not None and before is not None:
+                    # frozen in float32, now in half: the tensor has rounded values, the copy exact
+                    before.put(wide, self._frozen_values.exact(pin.name))
+                    tensor = wide
+                values[pin.name] = pin.frozen.take(tensor)
+        self._frozen_values = FrozenValues(values)
 
     def tensors(self) -> list[Tensor]:
         """The tensors that hold pinned elements."""
-        return [_tensor(slot) for slot in self._slots]
+        return [tensor_in(slot) for slot in self._slots]
 
     def impose(self) -> None:
         """Put every pinned value back.
 
-        A tensor that holds its values already is not written to, for its writing would break the
-        backward pass of what was computed with it.
+        A tensor that has its values already is not written to: a write would move its version
+        counter, and autograd would refuse the backward pass of what was computed with it.
         """
         self._impose(range(len(self._pins)))
-        if self._spots is None:
-            self._spots = Spots(self._some())
+        if self._spot_check is None:
+            self._spot_check = SpotCheck(self._samples())
 
     @torch.no_grad()
-    def _some(self) -> Iterator[Tensor]:
+    def _samples(self) -> Iterator[Tensor]:
         """A few frozen elements of each tensor."""
         for pin, slot, tensor in zip(self._pins, self._slots, self.tensors(), strict=True):
-            if pin.frozen is not None and not tensor.is_meta and not _is_cache(slot):
-                yield from pin.frozen.some(tensor.detach())
+            if pin.frozen is not None and not tensor.is_meta and not is_cache(slot):
+                yield from pin.frozen.samples(tensor.detach())
 
     def concerned(self, stepped: set[int]) -> bool:
-        """Has one of these tensors (their ids) pinned elements?"""
-        return any(id(slot[0].get(slot[1])) in stepped for slot in self._slots)
+        """Does one of these tensors (``stepped``: their ids) have pinned elements?"""
+        return any(id(holder.get(name)) in stepped for holder, name in self._slots)
 
     def look_everywhere(self) -> None:
-        """At the next pass: somebody may write, or has written, without a trace."""
-        self._stepped = True
+        """At the next pass, compare every pinned value: a write may leave no trace."""
+        self._look_everywhere = True
 
     def after_step(self, stepped: set[int]) -> None:
-        """Put back what an optimizer has just stepped, without looking: ids of its tensors.
+        """Put pinned values back in the tensors that an optimizer has just stepped (their ids).
 
+        Without looking: a write through ``.data`` moves no version counter.
         Nothing else is written to: the step may be taken in the middle of a backward pass.
         """
-        own = [n for n, slot in enumerate(self._slots) if id(slot[0].get(slot[1])) in stepped]
-        if own:
-            self._impose(own, surely=True)
-            self._fresh.update(own)
-            self._stepped = True
+        numbers = [
+            n for n, (holder, name) in enumerate(self._slots) if id(holder.get(name)) in stepped
+        ]
+        if numbers:
+            self._impose(numbers, surely=True)
+            self._just_imposed.update(numbers)
+            self._look_everywhere = True
             self.changes += 1
 
     @torch.no_grad()
     def _impose(self, numbers: Iterable[int], *, surely: bool = False) -> None:
+        """Put the values of some pins back; ``surely``: also where they are in place."""
         tensors = self.tensors()
-        if _hookable(tensors) != self._hooked:
-            self._clear_gradients()
-        if not self._seen:
-            self._seen = [_NEVER] * len(tensors)
+        if _hook_targets(tensors) != self._hooked_tensors:
+            self._hook_gradients()
+        if not self._versions:
+            self._versions = [NEVER_SEEN] * len(tensors)
         for number in numbers:
-            pin, tensor, cache = self._pins[number], tensors[number], _is_cache(self._slots[number])
+            pin, tensor, cache = self._pins[number], tensors[number], is_cache(self._slots[number])
             if not cache:
                 _check_shape(pin, tensor.shape, self._shapes[number])
-            if not cache or tensor.shape == self._store.exact(pin.name).shape:
+            # a cache of another shape than the frozen one is for inputs of another size
+            if not cache or tensor.shape == self._frozen_values.exact(pin.name).shape:
                 self._impose_one(pin, tensor.detach(), surely)
-            (now,) = state([tensor])
+            (now,) = versions([tensor])
             if cache and pin.frozen is not None and pin.frozen.everything and not tensor.is_meta:
-                self._cache_spots[number] = _address(now), Spots(pin.frozen.some(tensor.detach()))
-            if not cache and _address(now) != _address(self._seen[number]):
-                self._spots = None
-            self._seen[number] = now
+                check = SpotCheck(pin.frozen.samples(tensor.detach()))
+                self._cache_checks[number] = address(now), check
+            if not cache and address(now) != address(self._versions[number]):
+                self._spot_check = None
+            self._versions[number] = now
 
     def _impose_one(self, pin: Pin, tensor: Tensor, surely: bool) -> None:
         if tensor.is_meta:
             return
         if pin.frozen is not None:
-            values = self._store.like(pin.name, tensor)
+            values = self._frozen_values.like(pin.name, tensor)
             if pin.frozen.everything:
                 _check_shape(pin, tensor.shape, values.shape)
             if surely or not pin.frozen.holds(tensor, values):
                 pin.frozen.put(tensor, values)
-        if pin.zeros is not None and (surely or pin.zeros.any(tensor)):
+        if pin.zeros is not None and (surely or pin.zeros.any_bit(tensor)):
             pin.zeros.clear(tensor)
 
     def before_forward(self, training: bool) -> None:
         """Put values back where they may have moved.
 
-        In training, that is everywhere where a step has not just done it: a loop written by hand
-        may write through ``.data``. In the first pass of an evaluation it is everywhere, for an
-        optimizer may have written after its step; later, a few elements of each tensor must do.
+        A training pass compares every tensor that a step has not just corrected: a loop written by
+        hand may write through ``.data``. The first eval pass after a step compares all: an
+        optimizer may write after its step. Later ones rely on versions and spot checks.
         """
-        fresh, self._fresh = self._fresh if training else set(), set()
-        look, self._stepped = training or self._stepped, False
+        skipped, self._just_imposed = self._just_imposed if training else set(), set()
+        everywhere, self._look_everywhere = training or self._look_everywhere, False
         tensors = self.tensors()
-        now = state(tensors)
-        exchanged = self._addresses(now) != self._addresses(self._seen)
-        if exchanged or self._spots is None or self._spots.moved():
+        now = versions(tensors)
+        replaced = self._addresses(now) != self._addresses(self._versions)
+        if replaced or self._spot_check is None or self._spot_check.moved():
             self.changes += 1
             self.impose()
             return
         numbers = [
             number
-            for number, (then, current) in enumerate(zip(self._seen, now, strict=True))
-            if then != current or (look and number not in fresh)
+            for number, (before, version) in enumerate(zip(self._versions, now, strict=True))
+            if before != version or (everywhere and number not in skipped)
         ]
         numbers += [
             number
-            for number, (address, spots) in self._cache_spots.items()  # while it is the same tensor
-            if address == _address(now[number]) and number not in numbers and spots.moved()
+            for number, (place, check) in self._cache_checks.items()
+            # a check has views into the tensor it was made of: it says nothing of a new one
+            if place == address(now[number]) and number not in numbers and check.moved()
         ]
         self.changes += bool(numbers)
-        if numbers or (training and _hookable(tensors) != self._hooked):
+        if numbers or (training and _hook_targets(tensors) != self._hooked_tensors):
             self._impose(numbers)
 
-    def _addresses(self, states: list[_State]) -> list[tuple[int, int]]:
-        """Of the tensors that are looked at; a model makes its caches anew as it likes."""
-        pairs = zip(self._slots, states, strict=False)  # nothing may have been seen yet
-        return [_address(each) for slot, each in pairs if not _is_cache(slot)]
+    def _addresses(self, seen: list[Version]) -> list[tuple[int, int]]:
+        """Addresses of all tensors but caches, which a model makes anew as it likes."""
+        pairs = zip(self._slots, seen, strict=False)  # before the first look, none were seen
+        return [address(version) for slot, version in pairs if not is_cache(slot)]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Copies, so that nobody who writes into a state writes into what is frozen."""
-        for name in self._store:
-            destination[prefix + _key(name)] = self._store.exact(name).clone()
+        """Saves copies: code that writes into a state must not reach the frozen values."""
+        for name in self._frozen_values:
+            destination[prefix + _key(name)] = self._frozen_values.exact(name).clone()
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        """A foreign state never replaces frozen values: it must agree with them."""
+        """Compares only: a loaded state must agree with the frozen values, and replaces none."""
         errors: list[str] = args[-1]
         errors.extend(self._differences(state_dict, prefix))
 
     def check(self, state_dict: Any, prefix: str) -> None:
-        """The same before anything is loaded.
+        """The same comparison, before anything is loaded.
 
         Raises:
-            RuntimeError: the state is another network's, as ``load_state_dict`` has it.
+            RuntimeError: as ``load_state_dict`` does; the state is another network's.
         """
         found = list(self._differences(state_dict, prefix))
         if found:
             raise RuntimeError("\n\t".join(["Nothing was loaded:", *found]))
 
     def _differences(self, state_dict: Any, prefix: str) -> Iterator[str]:
-        for name in self._store:
-            mine, other = self._store.exact(name), state_dict.get(prefix + _key(name))
+        for name in self._frozen_values:
+            mine, other = self._frozen_values.exact(name), state_dict.get(prefix + _key(name))
             if other is None:
                 yield f"the state has no frozen values for {name}"
             elif not same(other.to(mine), mine):
@@ -434,43 +318,23 @@ def _check_shape(pin: Pin, now: torch.Size, before: torch.Size) -> None:
         )
 
 
-def _tensor(slot: Slot) -> Tensor:
-    home, name = slot
-    return home[name]
-
-
-def _hookable(tensors: list[Tensor]) -> list[tuple[int, bool]]:
+def _hook_targets(tensors: list[Tensor]) -> list[tuple[int, bool]]:
+    """Changes when gradient hooks must be registered anew."""
     return [(id(tensor), tensor.requires_grad) for tensor in tensors]
 
 
-def _is_cache(slot: Slot) -> bool:
-    home, name = slot
-    return home.is_cache(name)
-
-
-_State = tuple[int, int, int]
-_NEVER: _State = (0, -1, 0)
-
-
-def state(tensors: list[Tensor]) -> list[_State]:
-    """Changes when a tensor is replaced, moved or written to (but not through ``.data``)."""
-    return [(id(t), 0 if t.is_inference() else t._version, t.data_ptr()) for t in tensors]
-
-
-def _address(state: _State) -> tuple[int, int]:
-    """The same as long as a tensor is neither replaced nor moved."""
-    return state[0], state[2]
-
-
 def _key(name: str) -> str:
+    """The name of a tensor in a state, where dots separate modules."""
     return name.replace(".", "/")
 
 
 def _gradient_hook(
-    frozen: Where | None, zeros: Where | None
+    frozen: Elements | None, zeros: Elements | None
 ) -> Callable[[Tensor | None], Tensor | None]:
+    """A hook that clears pinned elements of a gradient."""
+
     def clear(gradient: Tensor | None) -> Tensor | None:
-        if gradient is None:  # compiled backward passes leave out what is zero
+        if gradient is None:  # a compiled backward pass omits gradients that are zero
             return None
         if frozen is not None:
             gradient = frozen.cleared(gradient)
@@ -479,69 +343,3 @@ def _gradient_hook(
         return gradient
 
     return clear
-
-
-# -- optimizers --------------------------------------------------------------------------------
-
-_watched: weakref.WeakSet[Pins] = weakref.WeakSet()
-
-
-def watch(pins: Pins) -> None:
-    """From now on, steps of optimizers end with the pinned values in place."""
-    _watched.add(pins)
-
-
-def _stepped(optimizer: torch.optim.Optimizer) -> set[int]:
-    return {id(p) for group in optimizer.param_groups for p in group["params"]}
-
-
-def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-    """No pass of a network from here on until its pinned values are back in place."""
-    if not _watched or torch.compiler.is_compiling():
-        return None
-    stepped = _stepped(optimizer)
-    concerned = sorted(
-        (pins for pins in list(_watched) if pins.concerned(stepped)), key=lambda p: p.lock.number
-    )
-    for pins in concerned:
-        pins.lock.begin_step(sys._getframe(1))
-    if not concerned or not any(map(callable, (*args[1:], *kwargs.values()))):
-        return None
-    lend = partial(_lending, concerned)
-    return (args[0], *map(lend, args[1:])), {name: lend(value) for name, value in kwargs.items()}
-
-
-def _lending(concerned: list[Pins], closure: Any) -> Any:
-    """A closure for the time of which others may use the networks: it runs passes of its own.
-
-    Its backward pass may do so in another thread, which would wait for ever.
-    """
-    if not callable(closure):
-        return closure
-
-    @wraps(closure)
-    def lent(*args: Any, **kwargs: Any) -> Any:
-        with ExitStack() as stack:
-            for pins in concerned:
-                pins.look_everywhere()
-                stack.enter_context(pins.lock.lent())
-            return closure(*args, **kwargs)
-
-    return lent
-
-
-def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if not _watched:
-        return
-    stepped = _stepped(optimizer)
-    held = None if torch.compiler.is_compiling() else sys._getframe(1)
-    for pins in list(_watched):
-        try:
-            pins.after_step(stepped)
-        finally:
-            if held is not None:
-                pins.lock.end_step(held)
-
-
-register_optimizer_step_pre_hook(_before_step)
-register_optimizer_step_post_hook(_after_step)

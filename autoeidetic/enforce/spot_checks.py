@@ -1,8 +1,14 @@
-"""Spot checks: has somebody written into frozen elements without a trace?
+"""Spot checks: find writes to frozen elements that left no trace.
 
-A write through ``.data`` moves no version counter, and to compare every frozen value would cost an
-eval pass too much. But whoever writes so (an average of the weights that is swapped in, an
-optimizer with an eval mode of its own) writes whole tensors: a few elements of each will tell.
+A write through ``.data`` moves no version counter, and comparing every frozen value before every
+eval pass would cost too much. But code that writes this way (an average of weights that is swapped
+in, an optimizer with an eval mode of its own) writes whole tensors, so a few elements of each
+tensor tell:
+
+    frozen elements   o . . o . . o . . o . . o . . o . . o . . o     COUNT of them, evenly spread
+                      first                                  last
+
+All sampled elements of one type and device are compared in one concatenated tensor.
 """
 
 from __future__ import annotations
@@ -19,36 +25,37 @@ from ..common.bits import same
 COUNT = 8  # elements of a tensor that are looked at
 
 
-class Spots:
-    """Some elements, and what they held when this was made.
+class SpotCheck:
+    """Some elements (views), and a copy of their values at the time this was made.
 
     Example:
         >>> weight = torch.ones(2, 2)
-        >>> spots = Spots([weight[0, 1]])
-        >>> spots.moved()
+        >>> check = SpotCheck([weight[0, 1]])
+        >>> check.moved()
         False
         >>> weight.data.mul_(0.9)
         tensor([[0.9000, 0.9000],
                 [0.9000, 0.9000]])
-        >>> spots.moved()
+        >>> check.moved()
         True
     """
 
     def __init__(self, elements: Iterable[Tensor]) -> None:
-        alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
+        views: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
         for element in elements:
-            alike[element.dtype, element.device].append(element.view(1))
-        self._views = [(views, torch.cat(views)) for views in alike.values()]
+            views[element.dtype, element.device].append(element.view(1))
+        self._views = [(alike, torch.cat(alike)) for alike in views.values()]
 
     def moved(self) -> bool:
-        return any(not same(torch.cat(views), held) for views, held in self._views)
+        """Has one of the elements another value by now?"""
+        return any(not same(torch.cat(alike), before) for alike, before in self._views)
 
 
-def spread(shape: Iterable[int], count: int = COUNT) -> list[tuple[int, ...]]:
+def sample_indices(shape: Iterable[int], count: int = COUNT) -> list[tuple[int, ...]]:
     """Indices of a few elements of a tensor, the first and the last among them.
 
     Example:
-        >>> spread((2, 3), 3)
+        >>> sample_indices((2, 3), 3)
         [(0, 0), (0, 2), (1, 2)]
     """
     sizes = tuple(shape)
@@ -58,7 +65,7 @@ def spread(shape: Iterable[int], count: int = COUNT) -> list[tuple[int, ...]]:
 
 
 def _index(number: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Where the element with a number is."""
+    """The index of the element with this number, in the order of memory."""
     place = []
     for size in reversed(sizes):
         number, at = divmod(number, size)

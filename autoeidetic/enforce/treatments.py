@@ -1,4 +1,12 @@
-"""Treatments: what guarded modules do differently, one class per hazard."""
+"""Treatments: the functions that guarded modules call differently, one class per hazard.
+
+| class | intercepts | hazard |
+|---|---|---|
+| ``RestrictedBackward`` | linear, convolutions | gradients of frozen rows: not wrong, but costly |
+| ``ComputedWeight`` | every product | zeros in a parameter do not stay zeros in its weight |
+| ``RunningStatistics`` | batch and instance norm | training moves the statistics of all channels |
+| ``LevelNorms`` | layer, RMS and group norm | statistics mix channels of all tasks |
+"""
 
 from __future__ import annotations
 
@@ -16,20 +24,21 @@ from .kernels import level_norms, restricted_backward, statistics
 
 _CONVOLUTIONS = frozenset({F.conv1d, F.conv2d, F.conv3d})
 _TRANSPOSED = frozenset({F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d})
-#: Which argument the weight is, of functions that have a place for it.
-_PLACES = {
+#: The position of the weight among the arguments, of functions that have one for it. In a matrix
+#: product any operand may be the weight.
+_WEIGHT_POSITIONS = {
     **dict.fromkeys((F.linear, F.embedding, *_CONVOLUTIONS, *_TRANSPOSED), 1),
     F.bilinear: 2,
 }
-_PLACED_OPERATORS = ("aten.linear", "aten.conv", "aten.embedding", "aten._trilinear")
+_POSITION_OPERATORS = ("aten.linear", "aten.conv", "aten.embedding", "aten._trilinear")
 _ADDING = frozenset({torch.addmm, torch.baddbmm})  # their first argument is no factor
-#: How a computed weight is used: whether its function has a place for it, and its shape.
+#: How a computed weight is used: whether its function has a position for it, and its shape.
 Use = tuple[bool, tuple[int, ...]]
 
 
 def use_of(operator: str, shape: Sequence[int]) -> Use:
     """The use of a weight by an operator of the graph."""
-    return operator.startswith(_PLACED_OPERATORS), tuple(shape)
+    return operator.startswith(_POSITION_OPERATORS), tuple(shape)
 
 
 class _Treatment:
@@ -46,8 +55,12 @@ class _Treatment:
 
 
 @dataclass
-class ActiveRows(_Treatment):
-    """Backward through a layer's free rows and free inputs only."""
+class RestrictedBackward(_Treatment):
+    """A layer's backward, restricted to rows and input columns of the task in training.
+
+    ``weight`` is the parameter's name, ``active`` the index of its rows in training, ``columns``
+    that of inputs in training (None: all).
+    """
 
     runtime: Runtime
     weight: str
@@ -61,9 +74,10 @@ class ActiveRows(_Treatment):
     def call(self, module: nn.Module, number: int, func: Any, args: Any, kwargs: Any) -> Any:
         given: list[Any] = _bind(args, kwargs, ("input", "weight", "bias"))
         x, weight, bias, *rest = given
-        if weight is not module._parameters[self.weight]:
+        if weight is not module._parameters[self.weight]:  # some other product in ``forward``
             return func(*args, **kwargs)
-        if not self.runtime.restrict:  # the input wants its gradient, through frozen rows as well
+        if not self.runtime.restrict:
+            # The input wants its gradient, also through frozen rows; frozen rows still get none.
             learning = [None if p is None else self._learning(p) for p in (weight, bias)]
             return func(x, *learning, *rest, **_without(kwargs))
         assert weight is not None
@@ -75,12 +89,13 @@ class ActiveRows(_Treatment):
         )
 
     def _learning(self, parameter: Tensor) -> Tensor:
-        """The same values, of which only active rows have a gradient."""
+        """The same values; only active rows have a gradient."""
         active = parameter.index_select(0, self.active)
         return parameter.detach().index_copy(0, self.active, active)
 
 
 def _bind(args: Any, kwargs: dict[str, Any], names: Sequence[str]) -> list[Any]:
+    """The named arguments, however they were passed, then the other positional ones."""
     named = [kwargs.get(name) for name in names[len(args) :]]
     return [*args[: len(names)], *named, *args[len(names) :]]
 
@@ -95,12 +110,15 @@ def _window(stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 
 
 @dataclass
 class ComputedWeight(_Treatment):
-    """Zeros on a weight that is computed from a parameter (weight standardisation).
+    """Puts zeros on a weight that is computed from a parameter (weight standardisation).
 
-    ``keep`` are the elements that may be non-zero, by the use of the computed weight. In a matrix
-    product it may be any factor and is known by its shape: there must be no more operands of it
-    than ``counts``, the uses that the analysis saw. In the run of one level nothing is zeroed:
-    parameters of later levels are hidden.
+        parameter  ->  (p - mean) / std  ->  computed weight  ->  F.conv2d(x, weight)
+        zeros here would not stay zeros      zeros go here
+
+    ``keep`` marks the elements that may be non-zero, by the use of the computed weight. In a matrix
+    product any operand may be the weight, so it is recognised by its shape, and the module refuses
+    to run when more operands have that shape than ``counts``, the uses that the analysis saw. In
+    the run of one level nothing is zeroed: parameters of later levels are hidden already.
     """
 
     runtime: Runtime
@@ -111,7 +129,7 @@ class ComputedWeight(_Treatment):
     lines: str
     matched: dict[Use, int] = field(default_factory=dict)
     functions: ClassVar[frozenset[Any]] = (
-        frozenset(_PLACES)
+        frozenset(_WEIGHT_POSITIONS)
         | {torch.matmul, torch.mm, torch.bmm, torch.einsum, torch.addmm, torch.baddbmm}
         | {Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, Tensor.mm, Tensor.bmm}
     )
@@ -122,9 +140,9 @@ class ComputedWeight(_Treatment):
     def call(self, module: nn.Module, number: int, func: Any, args: Any, kwargs: Any) -> Any:
         if number == 0:
             self.matched = {}
-        placed = func in _PLACES
+        has_position = func in _WEIGHT_POSITIONS
         operands = _candidates(func, args, kwargs)
-        uses = {key: self._matching(value, placed) for key, value in operands.items()}
+        uses = {key: self._matching(value, has_position) for key, value in operands.items()}
         found = {key: use for key, use in uses.items() if use is not None}
         if not found:
             return func(*args, **kwargs)
@@ -132,22 +150,23 @@ class ComputedWeight(_Treatment):
             self._refuse("two operands of a product have the shape of a computed weight")
         key, use = next(iter(found.items()))
         self.matched[use] = self.matched.get(use, 0) + 1
-        if not placed and self.matched[use] > self.counts[use]:
+        if not has_position and self.matched[use] > self.counts[use]:
             self._refuse("an operand of a product has the shape of a computed weight by chance")
         weight, keep = operands[key], self.keep[use]
-        if tuple(weight.shape) != use[1]:  # not the mask's own shape: it is 1 where nothing varies
+        if tuple(weight.shape) != use[1]:  # the transposed weight; the mask may have sizes 1
             keep = keep.mT
         masked = torch.where(keep, weight, torch.zeros_like(weight))
         if isinstance(key, int):
             return func(*args[:key], masked, *args[key + 1 :], **kwargs)
         return func(*args, **{**kwargs, key: masked})
 
-    def _matching(self, weight: Any, placed: bool) -> Use | None:
+    def _matching(self, weight: Any, has_position: bool) -> Use | None:
+        """The use that an operand has the shape of, or the transposed shape; None: no such use."""
         if not isinstance(weight, Tensor) or isinstance(weight, nn.Parameter):
             return None
         shape = tuple(weight.shape)
         shapes = (shape, shape[::-1]) if len(shape) == 2 else (shape,)
-        use = next((use for use in ((placed, s) for s in shapes) if use in self.counts), None)
+        use = next((use for use in ((has_position, s) for s in shapes) if use in self.counts), None)
         return use if use in self.keep else None
 
     def finish(self, module: nn.Module, calls: int) -> None:
@@ -167,8 +186,12 @@ def _candidates(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[int | str,
     """The arguments that may be a computed weight, by position or name."""
     operands: dict[int | str, Any] = dict(enumerate(args[:3]))
     operands.update(kwargs)
-    if func in _PLACES:
-        return {key: value for key, value in operands.items() if key in (_PLACES[func], "weight")}
+    if func in _WEIGHT_POSITIONS:
+        return {
+            key: value
+            for key, value in operands.items()
+            if key in (_WEIGHT_POSITIONS[func], "weight")
+        }
     if func in _ADDING:
         return {key: value for key, value in operands.items() if key not in (0, "input")}
     return operands
@@ -176,7 +199,10 @@ def _candidates(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[int | str,
 
 @dataclass
 class RunningStatistics(_Treatment):
-    """Channels of finished tasks keep their running statistics in training, too."""
+    """Keeps channels of finished tasks on their running statistics, in training as well.
+
+    ``active`` is the index of the channels that no finished task owns.
+    """
 
     runtime: Runtime
     active: Tensor
@@ -197,6 +223,7 @@ class RunningStatistics(_Treatment):
             if func in (F.batch_norm, torch.batch_norm)
             else statistics.instance_norm
         )
+        # in the run of a level that does not learn, nothing is updated
         active = self.active[:0] if self.runtime.settled else self.active
         return kernel(
             x, mean, var, weight, bias, momentum, eps, active, restrict=self.runtime.restrict
@@ -220,9 +247,10 @@ def _norm_arguments(func: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
 class LevelNorms(_Treatment):
     """Layer, RMS and group norms with one set of statistics per level.
 
-    ``tables`` has, for each call of the module, one entry for each norm in it, in order; None:
-    the stock kernel. They are those of the level whose run this is part of, or of no such run.
-    Norms in a module inside that has tables of its own, or is run level by level, do not count.
+    ``tables[level][call][norm]``: the level whose run this is part of (None: no such run), the
+    number of the call of the module, the number of the norm in it. The entry None stands for the
+    stock kernel. Norms of an inner module that has tables of its own, or is run level by level, do
+    not count.
     """
 
     runtime: Runtime
@@ -246,7 +274,7 @@ class LevelNorms(_Treatment):
     def call(self, module: nn.Module, number: int, func: Any, args: Any, kwargs: Any) -> Any:
         call = self.counter.next() if number == 0 else self.counter.current
         tables = self.tables[self.runtime.level][call]
-        if number >= len(tables):
+        if number >= len(tables):  # one norm too many: raises
             self.finish(module, number + 1)
         table = tables[number]
         if table is None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..enforce.pins import Where
+from ..enforce.elements import Elements
 from ..propagate.values import core
 from ..tasks.network import Network
 from ..tasks.reference import digest, of_example, refer
@@ -83,27 +83,27 @@ def other_type(net: Network, sealed: Seal) -> str:
     return ""
 
 
-def elements(net: Network, task: int) -> dict[str, Where]:
+def elements(net: Network, task: int) -> dict[str, Elements]:
     """The elements of each tensor that a finished task froze.
 
     Not those of caches, which a model makes by itself.
     """
     plan, owner = net.blueprint.plan, torch.from_numpy(net.owners.task)
 
-    def owned(units: Tensor) -> Where | None:
-        return Where.of(owner[core(units)] == task)
+    def owned(units: Tensor) -> Elements | None:
+        return Elements.of(owner[core(units)] == task)
 
-    found: dict[str, Where | None] = {}
+    found: dict[str, Elements | None] = {}
     for name, entry in plan.parameters.items():
         if entry.used and not entry.head:
             found[f"backbone.{name}"] = owned(entry.units)
     for name, units in plan.buffers.items():
         found[f"backbone.{name}"] = owned(units)
     if bool((owner == task).any()) and not bool(((owner >= 0) & (owner < task)).any()):
-        found |= {f"backbone.{name}": Where() for name in net.blueprint.constants}
+        found |= {f"backbone.{name}": Elements() for name in net.blueprint.constants}
     if task == 0:
-        found |= {f"backbone.{name}": Where() for name in net.kept_head_names()}
-    found |= {name: Where() for name in net.slots if name.startswith(f"heads.{task}.")}
+        found |= {f"backbone.{name}": Elements() for name in net.kept_head_names()}
+    found |= {name: Elements() for name in net.slots if name.startswith(f"heads.{task}.")}
     return {
         name: where
         for name, where in found.items()

@@ -27,7 +27,7 @@ from ..common.bits import alike, finite
 from ..common.inputs import CallInputs
 from ..common.torch_modes import recording, same_trace, transforming, unrecorded
 from ..common.whole_numbers import whole_number
-from ..enforce import derive
+from ..enforce.guard import check_outputs, check_runs, start_runs
 from ..errors import EnforcementError, TaskError
 from ..plan.blueprint import ATTACHED
 from . import compiled, divergence, heads, new_calls
@@ -244,7 +244,7 @@ def plain_pass(network: Network, tasks: tuple[int, ...], args: Any, kwargs: Any)
     runtime, guards = network.runtime, network.guards
     runtime.tasks = tasks
     runtime.counting = not torch.compiler.is_compiling()
-    derive.start_runs(guards)
+    start_runs(guards)
     if torch.compiler.is_compiling():
         with _parameter_heads(network, tasks):
             return network.backbone(*args, **kwargs)
@@ -263,7 +263,7 @@ def plain_pass(network: Network, tasks: tuple[int, ...], args: Any, kwargs: Any)
         if fused:
             torch.backends.mha.set_fastpath_enabled(True)
     if not network.training:
-        derive.check_runs(guards)
+        check_runs(guards)
     return output
 
 
@@ -300,7 +300,7 @@ def part_of_task(network: Network, output: Any, position: int, asked: tuple[int,
         return network.head(task, ATTACHED)(heads.mask(features, visible))
     if len(leaves) != len(blueprint.outputs) and network.training:
         return output  # a model may have other outputs in training
-    derive.check_outputs(leaves, blueprint)
+    check_outputs(leaves, blueprint)
     parts = []
     for number, (leaf, where) in enumerate(zip(leaves, blueprint.split, strict=True)):
         if len(asked) > 1 and where is not None:

@@ -7,9 +7,7 @@ run time and raises an error instead of a wrong answer.
 
 from __future__ import annotations
 
-import itertools
 import warnings
-import weakref
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,20 +17,18 @@ from torch._compile import _disable_dynamo
 from torch.utils import _pytree as pytree
 
 from ..common.bits import finite
+from ..common.process_state import network_numbers, networks_by_number
 from ..errors import DivergenceWarning, EnforcementError, NonFiniteError
 from . import reference
 
 if TYPE_CHECKING:
     from .network import Network
 
-_networks: weakref.WeakValueDictionary[int, Network] = weakref.WeakValueDictionary()
-_numbers = itertools.count(1)
-
 
 def numbered(net: Network) -> int:
     """A number by which a graph can find a network again; a copy gets another one."""
-    number = next(_numbers)
-    _networks[number] = net
+    number = next(network_numbers)
+    networks_by_number[number] = net
     return number
 
 
@@ -45,7 +41,7 @@ def standing(number: int, key: Hashable) -> str:
     NEW: it was not analysed yet, or is protected otherwise. EAGER: it cannot be compiled, for its
     code looks at data, or the network has been changed, which the eager pass will tell.
     """
-    net = _networks[number]
+    net = networks_by_number[number]
     try:
         if not torch.compiler.is_exporting():  # with stand-ins for its parameters
             net.follow()
@@ -81,7 +77,7 @@ def looked_after(inputs: Any, network: int) -> Any:
     "autoeidetic::look_after", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,)
 )
 def _look_after(value: Tensor, network: int) -> Tensor:
-    net = _networks.get(network)
+    net = networks_by_number.get(network)
     if net is not None:
         net.follow()
         net.pins.before_forward(net.training)
@@ -111,7 +107,7 @@ def _is_real(leaf: Any) -> bool:
 @torch.library.custom_op("autoeidetic::look", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def _look(answer: Tensor, inputs: Sequence[Tensor], network: int, task: int) -> Tensor:
     if bool(answer.isnan().any()) and finite(inputs):
-        net = _networks.get(network)
+        net = networks_by_number.get(network)
         if net is not None:
             _explain(net, task)
     return answer.clone()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..common.bits import finite
 from ..common.torch_modes import recording, transforming
-from ..enforce.pins import state
+from ..enforce.slots import versions
 from ..errors import DivergenceWarning
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class FiniteValues:
         if known and network.open_task is None and self._changes == network.pins.changes:
             return self._finite
         tensors: list[Tensor] = list(network.trained_tensors().values())
-        now = state(tensors)
+        now = versions(tensors)
         if not known or self._state != now:
             self._finite = all(bool(t.isfinite().all()) for t in tensors)
             self._state = now

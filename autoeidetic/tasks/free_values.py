@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..enforce.owners import Owners
-from ..enforce.pins import Slot
+from ..enforce.slots import Slot
 from ..plan.blueprint import Blueprint
 from . import initialise
 

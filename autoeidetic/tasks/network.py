@@ -23,12 +23,15 @@ from torch import Tensor, nn
 from ..calls.calls import Call, Calls
 from ..common.inputs import CallInputs
 from ..common.torch_modes import not_scriptable, transforming
-from ..enforce import derive
+from ..enforce import derive_pins
+from ..enforce.elements import Elements
 from ..enforce.guard import Guard, Runtime, guard
-from ..enforce.module_identity import Parts, exchanged, parts
+from ..enforce.module_identity import ModuleIdentities, module_identities, modules_replaced
+from ..enforce.optimizer_steps import watch
 from ..enforce.owners import Owners
 from ..enforce.pass_lock import PassLock, exclusive
-from ..enforce.pins import Home, Pin, Pins, Where, watch
+from ..enforce.pins import Pin, Pins
+from ..enforce.slots import Holder, tensor_slots
 from ..errors import AutoeideticError, NonFiniteError, Place, TaskError
 from ..plan.blueprint import Blueprint
 from . import answer, compiled, divergence, forward_hooks, heads, initialise, opening
@@ -100,7 +103,7 @@ class Network(nn.Module):
         self.visible: Visible = {}
         self._snapshot: Snapshot | None = None  # free values at the start of the open task
         self._protections: dict[Call, Protection] = {}
-        self._parts: Parts | None = None
+        self._identities: ModuleIdentities | None = None
         self.settle(freeze=True)
         # a saved network is analysed in the same types again
         self.analysed_types = self.types()
@@ -276,13 +279,13 @@ class Network(nn.Module):
     def whole(self) -> Iterator[None]:
         """A step in the life of a task that is taken as a whole or, when it fails, not at all."""
         tasks, owners, snapshot = list(self._tasks), self.owners, self._snapshot
-        made, store = dict(self.heads._modules), self.pins.store
+        made, frozen = dict(self.heads._modules), self.pins.frozen_values
         try:
             yield
         except BaseException:  # interruptions as well
             self._tasks, self.owners, self._snapshot = tasks, owners, snapshot
             self.heads._modules = made
-            self.pins.put_back(store)
+            self.pins.restore(frozen)
             self.settle(freeze=False)
             raise
 
@@ -290,18 +293,18 @@ class Network(nn.Module):
 
     def settle(self, *, freeze: bool) -> None:
         """Derive pins and guards from the owners; ``freeze`` takes present values as frozen."""
-        self.slots = derive.slots(self.backbone, "backbone") | derive.slots(self.heads, "heads")
-        pins = derive.backbone_pins(self.blueprint, self.owners, self.kept_head_names())
+        self.slots = tensor_slots(self.backbone, "backbone") | tensor_slots(self.heads, "heads")
+        pins = derive_pins.backbone_pins(self.blueprint, self.owners, self.kept_head_names())
         prefixed = [replace(pin, name=f"backbone.{pin.name}") for pin in pins]
-        prefixed += [Pin(name, Where(), None) for name in self._finished_heads()]
-        covered = [f"backbone.{name}" for name in derive.covered(self.blueprint)]
-        self.pins.bind(prefixed, self.slots, covered, freeze=freeze)
+        prefixed += [Pin(name, Elements(), None) for name in self._finished_heads()]
+        restricted = [f"backbone.{n}" for n in derive_pins.backward_restricted(self.blueprint)]
+        self.pins.bind(prefixed, self.slots, restricted, freeze=freeze)
         # frozen tensors keep requires_grad: torch.matmul picks its kernel, and so its bits, by it
         self._ddp_params_and_buffers_to_ignore = self._untrained()
         watch(self.pins)
         self._protections = {}
         self._install()
-        self._parts = parts(self)
+        self._identities = module_identities(self)
         self.finite_values.forget()
         self.pins.impose()  # last: what fails before has changed no value
 
@@ -311,7 +314,7 @@ class Network(nn.Module):
         return [
             name
             for index in finished
-            for name in derive.slots(self.heads[str(index)], f"heads.{index}")
+            for name in tensor_slots(self.heads[str(index)], f"heads.{index}")
         ]
 
     def _untrained(self) -> list[str]:
@@ -328,9 +331,9 @@ class Network(nn.Module):
             EnforcementError: a module, a head or a parameter was exchanged for something that the
                 analysis has not seen, was added or removed.
         """
-        if self._parts is not None and exchanged(self._parts):
+        if self._identities is not None and modules_replaced(self._identities):
             self.settle(freeze=False)
-        check = Home.check_closely if transforming() else Home.check
+        check = Holder.check_closely if transforming() else Holder.check
         for home, name in self.slots.values():
             if home.kind == "_parameters":
                 check(home, name)
@@ -391,7 +394,7 @@ class Network(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         self.follow()  # a copy takes its modules for the converted ones
         # compiled code is bound to this network, and guarded classes cannot be pickled by name
-        return {**super().__getstate__(), "_parts": None, "_protections": {}}
+        return {**super().__getstate__(), "_identities": None, "_protections": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..calls.calls import Call
-from ..enforce import derive
+from ..enforce import derive_guards
+from ..enforce.derive_levels import readable_mask
 from ..enforce.guard import Guard, guard
 from ..plan.blueprint import ATTACHED, HeadPlan
 from . import heads
@@ -38,12 +39,14 @@ def protection(network: Network, call: Call) -> Protection:
     def device(path: str) -> torch.device:
         return device_of(network.backbone, path)
 
-    found = derive.guards(network.blueprint, network.owners, call, network.runtime, device)
+    owners = call.owners(network.owners)
+    found = derive_guards.guards(
+        network.blueprint, network.owners, call.blueprint, owners, network.runtime, device
+    )
     looked_at: dict[str | int, Tensor | None] = dict(enumerate(call.blueprint.outputs))
     looked_at |= {head.layer: head.inputs for head in call.blueprint.heads}
-    owners = call.owners(network.owners)
     visible: Visible = {
-        (key, task.index): derive.visible(units, task.index, owners, device(""))
+        (key, task.index): readable_mask(units, task.index, owners, device(""))
         for key, units in looked_at.items()
         for task in network.tasks
     }

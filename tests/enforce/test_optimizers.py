@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import autoeidetic
 from autoeidetic.common.bits import same
 from autoeidetic.enforce.pins import Pins
-from autoeidetic.enforce.spot_checks import Spots, spread
+from autoeidetic.enforce.spot_checks import SpotCheck, sample_indices
 from autoeidetic.net import EideticNet
 
 X = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -177,13 +177,13 @@ def test_the_first_evaluation_after_a_step_looks_everywhere(net: EideticNet) -> 
     frozen = net.pins.frozen()[0]
     rows = net.get_parameter(frozen.name)
     rows.data[int(frozen.frozen.index[1]), 0, 0, 1] += 1.0
-    assert not net.pins._spots.moved()
+    assert not net.pins._spot_check.moved()
     assert same(answer(net), said)
 
 
 def test_without_the_looks_it_moves(net: EideticNet, monkeypatch: pytest.MonkeyPatch) -> None:
     said = answer(net.eval())
-    monkeypatch.setattr(Spots, "moved", lambda self: False)
+    monkeypatch.setattr(SpotCheck, "moved", lambda self: False)
     ModeOfItsOwn(net).swap()
     assert not same(answer(net), said)
     net.train().eval()
@@ -199,7 +199,7 @@ def test_without_the_looks_it_moves(net: EideticNet, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (0, 3), (7, 3), (2, 3, 5), (64, 3, 3, 3)])
 def test_spots_are_spread(shape: tuple[int, ...]) -> None:
     numbers = torch.arange(torch.Size(shape).numel()).view(shape)
-    places = [int(numbers[place]) for place in spread(shape)]
+    places = [int(numbers[place]) for place in sample_indices(shape)]
     assert len(set(places)) == len(places) == min(8, numbers.numel())
     if numbers.numel():
         assert places[0] == 0
@@ -215,11 +215,11 @@ def test_spots_are_frozen_elements(net: EideticNet) -> None:
         tensor = dict(net.named_parameters()) | dict(net.named_buffers())
         here = torch.zeros_like(tensor[pin.name], dtype=torch.bool)
         pin.frozen.put(here, pin.frozen.take(torch.ones_like(here)))
-        assert all(bool(spot) for spot in pin.frozen.some(here)), pin.name
-        assert pin.frozen.some(here)
+        assert all(bool(spot) for spot in pin.frozen.samples(here)), pin.name
+        assert pin.frozen.samples(here)
     answer(net.eval())
     net.free.renew(net.spreads)
-    assert not net.pins._spots.moved()
+    assert not net.pins._spot_check.moved()
 
 
 def test_types_and_layouts(second_task: EideticNet) -> None:

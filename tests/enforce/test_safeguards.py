@@ -16,7 +16,7 @@ from torch import Tensor
 from zoo import ZOO
 
 import autoeidetic
-from autoeidetic.enforce import derive
+from autoeidetic.enforce import derive_levels, derive_pins
 from autoeidetic.enforce.guard import Guard
 from autoeidetic.enforce.nested import NestedModule
 from autoeidetic.enforce.owners import Owners
@@ -72,12 +72,12 @@ def moving_statistics(patch: Patch) -> None:
 def loose_statistics(patch: Patch) -> None:
     """And the buffers are not pinned."""
     moving_statistics(patch)
-    pins = derive.backbone_pins
+    pins = derive_pins.backbone_pins
 
     def without(plan: Any, owners: Owners, own: Any) -> Any:
         return [pin for pin in pins(plan, owners, own) if pin.name not in plan.plan.buffers]
 
-    patch.setattr(derive, "backbone_pins", without)
+    patch.setattr(derive_pins, "backbone_pins", without)
 
 
 def without_treatment(kind: type) -> Callable[[Patch], None]:
@@ -102,7 +102,7 @@ def no_nested_modules(patch: Patch) -> None:
 
 def nested_parameters_shown(patch: Patch) -> None:
     """Levels of a nested module see all of its parameters and buffers."""
-    patch.setattr(derive, "_held", lambda plan, path: [])
+    patch.setattr(derive_levels, "_tensors_inside", lambda plan, path: [])
 
 
 def open_pruning(patch: Patch) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from autoeidetic.enforce import spot_checks
-from autoeidetic.enforce.frozen_values import Store
+from autoeidetic.enforce.frozen_values import FrozenValues
 from autoeidetic.enforce.pass_lock import PassLock
 from autoeidetic.enforce.pins import Pins
 from autoeidetic.enforce.treatments import ComputedWeight, LevelNorms
@@ -76,7 +76,7 @@ def _(patch: Patch) -> None:
 
 @safeguard("spots")
 def _(patch: Patch) -> None:
-    patch.setattr(spot_checks.Spots, "moved", _no)
+    patch.setattr(spot_checks.SpotCheck, "moved", _no)
 
 
 @safeguard("values that are not finite")
@@ -93,7 +93,7 @@ def _(patch: Patch) -> None:
 
 @safeguard("exchanged modules")
 def _(patch: Patch) -> None:
-    patch.setattr(network, "exchanged", _no)
+    patch.setattr(network, "modules_replaced", _no)
 
 
 @safeguard("calls are analysed")
@@ -132,19 +132,19 @@ def _(patch: Patch) -> None:
     """A state of the network has the frozen values themselves, not copies."""
 
     def save(self: Pins, destination: Any, prefix: str, keep_vars: bool) -> None:
-        for name in self._store:
-            destination[prefix + name.replace(".", "/")] = self._store.exact(name)
+        for name in self._frozen_values:
+            destination[prefix + name.replace(".", "/")] = self._frozen_values.exact(name)
 
     patch.setattr(Pins, "_save_to_state_dict", save)
 
 
 @safeguard("frozen values stay exact in other types")
 def _(patch: Patch) -> None:
-    def like(self: Store, name: str, tensor: Tensor) -> Tensor:
+    def like(self: FrozenValues, name: str, tensor: Tensor) -> Tensor:
         self._exact[name] = self._exact[name].to(tensor.dtype)
         return self._exact[name]
 
-    patch.setattr(Store, "like", like)
+    patch.setattr(FrozenValues, "like", like)
 
 
 @safeguard("steps and passes exclude each other")

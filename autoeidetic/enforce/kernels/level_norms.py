@@ -1,22 +1,29 @@
 """Norms with one set of statistics per level.
 
-A *level* is a finished task or the task in training. Level ``l`` takes its mean and variance
-over the channels it may read, and every output channel is normalised with the statistics of
-one level for ever. One call serves all levels, and the outputs of a level keep their bits
-whatever the channels outside it hold and however many levels come later:
+A *level* is a finished task or the task in training. Level ``l`` takes its mean and variance over
+the channels it may read, and every output channel is normalised with the statistics of one level
+for ever. One call serves all levels:
 
-* A sum over channels is a product with 0/1 indicators. A channel outside the level adds an
-  exact zero, so its value cannot matter. Indicators are padded to blocks of ``BLOCK`` levels and
-  each block is a product of its own, so that no product ever changes its shape.
-* Giving each channel the statistics of its level is a product with a one-hot matrix: one term
-  and exact zeros. It is exact in any shape, as long as every level's statistics are finite;
-  hence the bounds below.
-* Values are shifted by a mean that all levels concerned may read before they are squared,
-  which avoids the cancellation of ``E[x^2] - E[x]^2``.
+    x        [N, C]
+    shifted  [N, C]         x - mean of level 0, which every level may read
+    first    [BLOCK, N]     average @ shifted.T       E[x - s] of every level
+    second   [BLOCK, N]     average @ shifted.T^2     E[(x - s)^2]
+    rstd     [BLOCK, N]     (second - first^2 + eps)^-1/2
+    scale    [N, C]         rstd.T @ select           each channel gets its own level's
+    y        [N, C]         (x - mean.T @ select) * scale + bias
 
-Finite values of any size outside a level are harmless, ``nan`` is not (``0 * nan``). The
-products follow ``torch.set_float32_matmul_precision``: anything below "highest" keeps the
-bits stable but makes the statistics themselves less accurate.
+The outputs of a level keep their bits whatever the channels outside it hold, and however many
+levels come later:
+
+* A sum over channels is a product with indicators, ``average`` (see ``level_tables.py``). A channel
+  outside the level adds an exact zero, and no product ever changes its shape.
+* ``select`` is one-hot: one term and exact zeros. The product is exact in any shape, as long as
+  every level's statistics are finite; hence the bounds below.
+* The shift before squaring avoids the cancellation of ``E[x^2] - E[x]^2``.
+
+Finite values of any size outside a level are harmless, ``nan`` is not (``0 * nan``). The products
+follow ``torch.set_float32_matmul_precision``: anything below "highest" keeps the bits stable but
+makes the statistics themselves less accurate.
 """
 
 from __future__ import annotations
@@ -45,7 +52,7 @@ def layer_norm(
     """``F.layer_norm`` over the last dimension, each channel with its level's statistics.
 
     With ``restrict`` only the level in training has gradients: outputs of other levels are
-    constants, and so are inputs that an earlier level reads.
+    constants, and so are inputs that an earlier level reads, since those are frozen.
 
     >>> include = torch.tensor([[True, True, False], [True, True, True]])
     >>> table = LevelTable(include, torch.tensor([0, 0, 1]), current=1)
@@ -61,7 +68,7 @@ def rms_norm(
 ) -> Tensor:
     """``F.rms_norm`` over the last dimension, each channel with its level's statistics."""
     rows = x.reshape(-1, x.shape[-1])
-    if eps is None:  # of the dtype it computes in, which is what F.rms_norm does in half precision
+    if eps is None:  # that of the dtype it computes in, as F.rms_norm does in half precision
         eps = torch.finfo(_compute_dtype(x)).eps
     return _call("rms", rows, table, weight, None, eps, restrict).view(x.shape)
 
@@ -78,7 +85,7 @@ def group_norm(
 ) -> Tensor:
     """``F.group_norm`` of ``[N, C, *space]``, each channel with its level's statistics.
 
-    Those are taken within the channel's group.
+    They are taken over the channels of the level within the channel's group.
     """
     table = table.grouped(groups)
     flat = x.flatten(2) if x.dim() > 2 else x[..., None]
@@ -112,6 +119,7 @@ def _call(
 
 
 def _compute_dtype(x: Tensor) -> torch.dtype:
+    """Half precision is computed in single, as the stock norms do."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
@@ -135,16 +143,18 @@ def _normalise(
 ) -> tuple[Tensor, list[Tensor] | None, list[Tensor]]:
     """The output, and the means and rstds that went into it.
 
-    ``x`` is ``[N, C]``, for groups ``[N, C, S]``. Its channels' means and variances over space
-    come first, whose sums no other channel enters; the levels then see only ``[N, C]``.
+    ``x`` is ``[N, C]``, for groups ``[N, C, S]``. There, each channel's mean and variance over
+    space come first: no other channel enters them, so the levels only combine ``[N, C]``.
     """
     dtype = _compute_dtype(x)
     x = x.to(dtype)
     rough, channel_means, variances = x, x, None
     if kind == "group":
+        # Two passes: the mean of a channel far from 0 is rounded, and its error would enter the
+        # variance. The mean of what is left is that error.
         rough = _bounded_mean(x)
         x = x - rough[..., None]
-        rest = _bounded_mean(x)  # the rounding error of a large mean
+        rest = _bounded_mean(x)
         channel_means = rough + rest
         # Not var_mean, which is thirty times slower than a norm on a CPU.
         variances = torch.linalg.vector_norm(x, dim=-1).square() / x.shape[-1]
@@ -167,8 +177,8 @@ def _normalise(
 
     y = _times(scale, centred) if kind != "group" else centred * scale
     if kind != "rms":
-        # Add a zero where there is no bias, and to one that is -0: the sign of a zero would
-        # depend on that of other levels' means.
+        # Add +0 where there is no bias, and to a bias of -0: a result of zero may be -0 or +0,
+        # depending on the signs of other levels' means, and -0 + 0 is +0.
         y = y.add_(0.0 if bias is None else bias.to(dtype) + 0.0)
     if kind == "group":
         y = _times(x, scale[..., None]).add_(y[..., None])
@@ -177,15 +187,15 @@ def _normalise(
 
 
 def _times(own: Tensor, other: Tensor) -> Tensor:
-    """The product, in the memory of the first where autograd does not need it.
+    """The product, in the memory of the first factor where autograd does not need it.
 
-    More than half of the time of a large norm can go into the pages of its temporaries.
+    Fresh memory for temporaries can take more than half of the time of a large norm.
     """
     return own * other if torch.is_grad_enabled() else own.mul_(other)
 
 
 def _bounded_mean(x: Tensor) -> Tensor:
-    """Over space. The sum of a channel outside the level may overflow, even both ways."""
+    """The mean over space, always finite: sums of channels outside the level may overflow."""
     return x.mean(-1).nan_to_num(0.0).clamp(-BOUND, BOUND)
 
 
@@ -197,8 +207,8 @@ def _statistics(
     rstds: dict[int, Tensor] = {}
     for shift in table.shifts:
         if table.groups == 1:
-            # Not a product: the bits of a matrix-vector product depend on where the caller's
-            # tensor lies in memory. All other products here are of tensors allocated here.
+            # Not ``average @ values.T``: the bits of a matrix-vector product depend on the
+            # alignment of the caller's tensor. All other products are of tensors allocated here.
             origin = torch.stack([(values * average).sum(-1) for average in shift.average])
         else:
             origin = torch.cat([average @ values.t() for average in shift.average])
@@ -232,9 +242,11 @@ def _rms_statistics(values: Tensor, table: LevelTable, eps: float) -> list[Tenso
 
 
 class _Restricted(torch.autograd.Function):
-    """Gradients of the level in training, from and to the channels that are its own.
+    """Gradients of the level in training, from its outputs to the inputs that it is first to read.
 
-    All work of the backward pass but the zeros around its result is on narrow tensors.
+    The backward pass works on the U channels of ``table.narrow`` and puts zeros around the result:
+
+        grad [N, C]  --take-->  [N, U]  --formula-->  [N, U]  --zeros around-->  grad_x [N, C]
     """
 
     @staticmethod
@@ -284,7 +296,14 @@ def _narrow_gradients(
     rstd: Tensor,
     grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of ``x``, ``weight`` and ``bias`` for the channels in ``table.narrow``."""
+    """Gradients of ``x``, ``weight`` and ``bias`` for the channels in ``table.narrow``.
+
+    With ``n`` channels in the level, ``g`` the gradient, ``w`` the weight, ``h`` the normalised x:
+
+        grad_x = rstd * (g*w - sum(g*w) / n - h * sum(g*w*h) / n)
+
+    The sums are products with ``pool`` [U, G], which has ``w`` and ``1 / n`` in it.
+    """
     dtype, space = rstd.dtype, kind == "group"
     scale = table.outputs if weight is None else weight.index_select(0, table.narrow).to(dtype)
     pool = table.pool * scale[:, None] / table.count
@@ -303,11 +322,11 @@ def _narrow_gradients(
     first, second = grad, grad * hat
     if space:
         first, second = first.sum(-1), second.sum(-1)
-    along = second @ pool  # what the variance and, below, the mean pass on to every input
-    to_x = grad * scale - hat * (_per_channel(along, table) if space else along)
+    by_variance = second @ pool
+    to_x = grad * scale - hat * (_per_channel(by_variance, table) if space else by_variance)
     if mean is not None:
-        level = first @ pool
-        to_x = to_x.sub_(_per_channel(level, table) if space else level)
+        by_mean = first @ pool
+        to_x = to_x.sub_(_per_channel(by_mean, table) if space else by_mean)
     to_x = to_x.mul_(rstd)
     if not table.same:
         to_x = to_x.mul_(inputs)

@@ -1,7 +1,26 @@
-"""Tables of levels: which channels each level reads, and the indicators that follow from that.
+"""Tables of levels: which channels each level reads, and the indicator matrices for the norms.
 
-Indicators are padded to blocks of ``BLOCK`` levels, so that products with them never change their
-shape when a level is added.
+Four channels; task 0 owns two of them, tasks 1 and 2 one each:
+
+    include   c0 c1 c2 c3       average   c0  c1  c2  c3        select   c0 c1 c2 c3
+    level 0    x  x  .  .                1/2 1/2  0   0                   1  1  0  0
+    level 1    x  x  x  .                1/3 1/3 1/3  0                   0  0  1  0
+    level 2    x  x  x  x                1/4 1/4 1/4 1/4                  0  0  0  1
+                                          0   0   0   0   BLOCK rows      0  0  0  0
+    use        0  0  1  2                 0   0   0   0   in all          0  0  0  0
+
+    statistics of all levels    [BLOCK, N] = average [BLOCK, C] @ x.T [C, N]
+    back to the channels        [N, C]     = statistics.T [N, BLOCK] @ select [BLOCK, C]
+
+A product with 0/1 indicators adds an exact zero for each channel outside the level, so that
+channel's value cannot matter. ``select`` has a single 1 in each column, so the second product
+copies exactly.
+
+Why the rows are padded: a library picks the kernel of a product, and with it the order of additions
+and the last bits, by the shapes of the operands. A new level fills a row of zeros; the ninth begins
+a second block, which is a product of its own. No product ever changes its shape, so no finished
+task's statistics change a bit. A group norm with ``G`` groups has ``BLOCK * G`` rows, levels
+outside, groups inside.
 """
 
 from __future__ import annotations
@@ -18,17 +37,21 @@ BLOCK = 8  # levels per product
 
 @dataclass(frozen=True, eq=False)
 class _Shift:
-    """What is subtracted before squaring, for those levels that can share it.
+    """The means that are subtracted before squaring, for those levels that can share them.
 
-    Channels have an *origin*: the first level that reads them, provided that every level
-    using the shift reads all of that level. Nested levels have level 0 as their only origin;
-    disjoint levels are each their own.
+    ``E[x^2] - E[x]^2`` loses all digits when the mean is large against the variance, so values are
+    shifted by some mean first. That mean must not bring in a channel that the level may not read:
+    every channel has an *origin*, the first level that reads it, and is shifted by the mean of its
+    origin, provided that each level using the shift reads all of the origin's channels.
+
+        nested levels      0: c0 c1   1: c0 c1 c2   2: c0 c1 c2 c3      one origin, level 0
+        disjoint levels    0: c0 c1   1: c2         2: c3               each level its own
     """
 
-    average: tuple[Tensor, ...]  # each [G, C]: the k-th origin of each group
+    average: tuple[Tensor, ...]  # K matrices [G, C]: means over the k-th origin of each group
     spread: Tensor | None  # [K * G, C], one-hot: the origin of each channel; None: all have one
-    pick: tuple[Tensor | None, ...]  # per block [BLOCK * G]: the origin of each level
-    mine: tuple[Tensor | None, ...]  # per block bool [BLOCK * G, 1]: the levels that use it
+    pick: tuple[Tensor | None, ...]  # per block [BLOCK * G]: the origin of each level; None: unused
+    mine: tuple[Tensor | None, ...]  # per block bool [BLOCK * G, 1]: the levels that use the shift
 
     def to(self, device: torch.device, dtype: torch.dtype) -> _Shift:
         return _Shift(
@@ -59,7 +82,7 @@ class LevelTable:
     average: tuple[Tensor, ...] = field(init=False, repr=False)  # blocks of [BLOCK * G, C]
     select: tuple[Tensor, ...] = field(init=False, repr=False)  # one-hot of `use`, same shape
     shifts: tuple[_Shift, ...] = field(init=False, repr=False)
-    # The rest is the narrow world of the backward pass: U channels that have a gradient.
+    # The rest is for the backward pass, on the U channels that have a gradient.
     narrow: Tensor = field(init=False, repr=False)  # int64 [U]
     outputs: Tensor = field(init=False, repr=False)  # [U]: 1 where use == current
     inputs: Tensor = field(init=False, repr=False)  # [U]: 1 where `current` is the first to read it
@@ -86,8 +109,8 @@ class LevelTable:
         none = torch.zeros(channels, dtype=torch.bool, device=device)
         reads = none if self.current is None else self.include[self.current]
         written = none if self.current is None else chosen[self.current]
-        # Not: by no other level. Channels that no task uses have a level after the current one,
-        # whose statistics may be over all there is.
+        # Read by no *earlier* level. A later row exists, too: that of channels that no task uses,
+        # whose statistics are over all channels.
         read = reads & ~self.include[: self.current or 0].any(0)
         narrow = (written | read).nonzero()[:, 0]
         derived: dict[str, Any] = {
@@ -151,26 +174,43 @@ def _averages(members: Tensor, device: torch.device, dtype: torch.dtype) -> Tens
 
 
 def _shifts(include: Tensor, grouped: Tensor) -> tuple[_Shift, ...]:
-    """Levels in order, each with the first shift that suits it, or else with a new one.
-
-    Later levels change nothing for the earlier: a channel keeps its origin. Nested and
-    disjoint levels need a single shift.
-    """
-    groups, channels = grouped.shape
-    levels = len(include)
+    """The shifts that the levels need; a single one for nested and for disjoint levels."""
     reads = [
         [set(torch.nonzero(row & group)[:, 0].tolist()) for group in grouped] for row in include
     ]
-    origins: list[list[list[int]]] = []  # per shift and group: levels
-    homes: list[dict[int, int]] = []  # per shift: channel -> index of its origin in the group
-    chosen: list[tuple[int, list[int]]] = []  # per level: its shift, its origin in each group
+    plans, chosen = _plan_shifts(reads, len(grouped))
+    return tuple(
+        _shift(number, plan, chosen, include, grouped) for number, plan in enumerate(plans)
+    )
+
+
+@dataclass
+class _ShiftPlan:
+    """Origins while they are being found."""
+
+    origins: list[list[int]]  # per group: levels
+    origin_of: dict[int, int]  # channel -> index of its origin in the list of its group
+
+
+#: For each level: the number of its shift, and the index of its origin in each group.
+_Chosen = list[tuple[int, list[int]]]
+
+
+def _plan_shifts(reads: list[list[set[int]]], groups: int) -> tuple[list[_ShiftPlan], _Chosen]:
+    """Give each level in order the first shift that suits it, or else a new one.
+
+    ``reads[level][group]`` are channels. Later levels change nothing for earlier ones: a channel
+    keeps its origin.
+    """
+    plans: list[_ShiftPlan] = []
+    chosen: _Chosen = []
     for level, row in enumerate(reads):
-        for number in range(len(homes) + 1):
-            if number == len(homes):
-                origins.append([[] for _ in range(groups)])
-                homes.append({})
+        for number in range(len(plans) + 1):
+            if number == len(plans):  # a new shift suits every level
+                plans.append(_ShiftPlan([[] for _ in range(groups)], {}))
+            plan = plans[number]
             own = [
-                _origin(read, homes[number], [reads[k][g] for k in origins[number][g]])
+                _origin(read, plan.origin_of, [reads[k][g] for k in plan.origins[g]])
                 for g, read in enumerate(row)
             ]
             if None not in own:
@@ -178,45 +218,48 @@ def _shifts(include: Tensor, grouped: Tensor) -> tuple[_Shift, ...]:
         picks = [0 if k is None else k for k in own]
         chosen.append((number, picks))
         for g, (k, read) in enumerate(zip(picks, row, strict=True)):
-            if read and k == len(origins[number][g]):
-                origins[number][g].append(level)
+            if read and k == len(plan.origins[g]):
+                plan.origins[g].append(level)
             for channel in read:
-                homes[number].setdefault(channel, k)
-
-    device = include.device
-    size = channels // groups
-    result = []
-    for number, (starts, home) in enumerate(zip(origins, homes, strict=True)):
-        slots = max(1, *(len(s) for s in starts))
-        members = torch.zeros(slots, groups, channels, dtype=torch.bool, device=device)
-        for g, levels_of_group in enumerate(starts):
-            for k, level in enumerate(levels_of_group):
-                members[k, g] = include[level] & grouped[g]
-        spread = None
-        if slots * groups > 1:
-            spread = torch.zeros(slots * groups, channels, device=device)
-            index = [k * groups + c // size for c, k in home.items()]
-            spread[index, list(home)] = 1
-        pick: list[Tensor | None] = []
-        mine: list[Tensor | None] = []
-        for start in range(0, levels, BLOCK):
-            rows = [(0, False)] * (BLOCK * groups)
-            for level in range(start, min(levels, start + BLOCK)):
-                if chosen[level][0] == number:
-                    for g, k in enumerate(chosen[level][1]):
-                        rows[(level - start) * groups + g] = (k * groups + g, True)
-            used = any(flag for _, flag in rows)
-            pick.append(torch.tensor([k for k, _ in rows], device=device) if used else None)
-            mine.append(torch.tensor([[f] for _, f in rows], device=device) if used else None)
-        average = tuple(_averages(m, device, torch.float32) for m in members)
-        result.append(_Shift(average, spread, tuple(pick), tuple(mine)))
-    return tuple(result)
+                plan.origin_of.setdefault(channel, k)
+    return plans, chosen
 
 
-def _origin(read: set[int], home: dict[int, int], origins: list[set[int]]) -> int | None:
+def _shift(
+    number: int, plan: _ShiftPlan, chosen: _Chosen, include: Tensor, grouped: Tensor
+) -> _Shift:
+    """The matrices of one shift."""
+    (groups, channels), levels, device = grouped.shape, len(include), include.device
+    count = max(1, *(len(origins) for origins in plan.origins))
+    members = torch.zeros(count, groups, channels, dtype=torch.bool, device=device)
+    for g, origins in enumerate(plan.origins):
+        for k, level in enumerate(origins):
+            members[k, g] = include[level] & grouped[g]
+    spread = None
+    if count * groups > 1:
+        spread = torch.zeros(count * groups, channels, device=device)
+        size = channels // groups
+        index = [k * groups + c // size for c, k in plan.origin_of.items()]
+        spread[index, list(plan.origin_of)] = 1
+    pick: list[Tensor | None] = []
+    mine: list[Tensor | None] = []
+    for start in range(0, levels, BLOCK):
+        rows = [(0, False)] * (BLOCK * groups)
+        for level in range(start, min(levels, start + BLOCK)):
+            if chosen[level][0] == number:
+                for g, k in enumerate(chosen[level][1]):
+                    rows[(level - start) * groups + g] = (k * groups + g, True)
+        used = any(flag for _, flag in rows)
+        pick.append(torch.tensor([k for k, _ in rows], device=device) if used else None)
+        mine.append(torch.tensor([[f] for _, f in rows], device=device) if used else None)
+    average = tuple(_averages(m, device, torch.float32) for m in members)
+    return _Shift(average, spread, tuple(pick), tuple(mine))
+
+
+def _origin(read: set[int], origin_of: dict[int, int], origins: list[set[int]]) -> int | None:
     """Which origin suits a level that reads these channels: its index, or None."""
-    found = {home[channel] for channel in read if channel in home}
-    if not found:
+    found = {origin_of[channel] for channel in read if channel in origin_of}
+    if not found:  # all of its channels are new: it becomes an origin itself
         return len(origins) if read else 0
     if len(found) > 1:
         return None

@@ -1,8 +1,22 @@
 """Linear and convolution whose backward is restricted to the rows that still learn.
 
-The forward pass is the stock kernel, bit for bit. In the backward pass a frozen row needs no
-gradient and passes none on: its weights into active columns are exactly zero. So the incoming
-gradient is gathered to the active rows first, and everything after that is that much smaller.
+The weight of a layer in the training of task 1; *active* means "of task 1":
+
+                      frozen columns   active columns
+    frozen rows             F                0           no gradient, and none passed on: their
+                                                         weights to active columns are zeros
+    active rows             w                w           gradient for all columns
+                       no gradient of    gradient of
+                       the input         the input       a frozen input has nothing that learns
+
+    grad_weight[rows]      = grad[:, rows].T @ x                        the other rows are zeros
+    grad_x[:, columns]     = grad[:, rows] @ weight[rows][:, columns]   the other columns are zeros
+
+So the incoming gradient is gathered to the active rows first, and everything after that is as much
+smaller as the task is smaller than the network.
+
+The forward pass is the stock kernel on the whole weight. Cutting it down as well would change the
+shape of the product, hence the order of its additions and the bits of finished tasks.
 
 An index holds each position once, in any order. Gradients outside it are exactly zero.
 """
@@ -95,7 +109,10 @@ def _each(size: Size, sides: int) -> list[int]:
 def _numeric_padding(
     x: Tensor, weight: Tensor, stride: Size, padding: Size | str, dilation: Size
 ) -> tuple[Tensor, Size | str]:
-    """The words for paddings in numbers, by stock's own steps; what it refuses stays a word."""
+    """Padding "valid" or "same" as numbers, by stock's own steps.
+
+    A word that stock refuses (with a stride, for instance) stays, so that stock raises its error.
+    """
     sides = weight.dim() - 2
     if padding == "valid":
         return x, 0
@@ -109,6 +126,7 @@ def _numeric_padding(
 
 
 def _take(tensor: Tensor, dim: int, index: Tensor | None) -> Tensor:
+    """The slices at `index`; the tensor itself when that is all of them."""
     if index is None or index.shape[0] == tensor.shape[dim]:
         return tensor
     return tensor.index_select(dim, index)
@@ -123,6 +141,7 @@ def _put(values: Tensor, dim: int, index: Tensor | None, like: Tensor) -> Tensor
 
 
 def _restrict(tensor: Tensor, dim: int, index: Tensor | None) -> Tensor:
+    """The tensor with zeros outside `index`."""
     return _put(_take(tensor, dim, index), dim, index, tensor)
 
 
@@ -140,7 +159,8 @@ class _Linear(torch.autograd.Function):
         rows: Tensor,
         columns: Tensor | None,
     ) -> Tensor:
-        # stock copies an input that is not contiguous, too: it may be changed in place later
+        # A copy if it is not contiguous, as stock makes one: the caller may then write to its own
+        # tensor before the backward pass.
         ctx.save_for_backward(x.contiguous(), weight, bias, rows, columns)
         return F.linear(x, weight, bias)
 
@@ -211,6 +231,8 @@ def _input_gradient(
     geometry: Any,
     groups: int,
 ) -> Tensor:
+    # Three cases. One group: a smaller convolution, rows by columns. Depthwise: row r reads channel
+    # r alone, so the active rows are the only channels. Else rows and groups cut across each other.
     if groups == 1:
         block = _take(_take(weight, 0, rows), 1, columns)
         # Of the input only the shape is read.

@@ -1,7 +1,14 @@
-"""Batch and instance norm of which some channels learn and the others are frozen.
+"""Batch and instance norm in which some channels learn and the others are frozen.
 
-Active channels use the statistics of the batch (of the instance) and update their running
-ones; all others are normalised with their running statistics, which stay as they are.
+    channel            0        1        2        3             active = [1, 3]
+    normalised with    running  batch    running  batch
+    running stats      stay     updated  stay     updated
+
+Active channels use the statistics of the batch (of the instance) and update their running ones;
+all others are normalised with their running statistics, in training as in evaluation.
+
+The whole tensor is normalised in evaluation mode first, so that frozen channels go through one
+kernel of one shape; the active channels are gathered, normalised in training mode, and put over it.
 """
 
 from __future__ import annotations
@@ -12,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Stock's words: raised here, since stock would name the size of the gathered channels.
+# The text of stock's error. Raised here: stock would name the size of the gathered channels.
 _TOO_FEW = "Expected more than 1 {} when training, got input size {}"
 
 
@@ -84,8 +91,8 @@ def _norm(
     active: Tensor,
     restrict: bool,
 ) -> Tensor:
-    # What is detached gets no gradient: the backward pass is that of the gathered channels
-    # alone. The running statistics are copied because another call may update them before it.
+    # Detached tensors get no gradient, so the backward pass is that of the gathered channels alone.
+    # Running statistics are copied: another call may update them before the backward pass.
     inputs = (x, running_mean.clone(), running_var.clone(), weight, bias)
     detached = [t if t is None else t.detach() for t in inputs]
     y = function(*(detached if restrict else inputs), False, momentum, eps)
