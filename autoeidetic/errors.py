@@ -44,6 +44,8 @@ class AutoeideticError(Exception):
         self.fact = fact
         self.place = place or Place()
         self.remedy = remedy
+        #: The part of the model's graph that was recorded before a capture failed.
+        self.captured: object = None
         where = str(self.place)
         text = fact if not where else f"{fact}\n  where: {where}"
         super().__init__(text if not remedy else f"{text}\n  remedy: {remedy}")

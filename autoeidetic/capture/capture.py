@@ -40,6 +40,16 @@ _CONTAINERS = (dict, list, set, OrderedDict)
 _SETS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
+class _RunError(Exception):
+    """A run of the model has failed; the error itself is the cause."""
+
+    def __init__(self, error: Exception, place: Place, captured: Capture) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.place = place
+        self.captured = captured
+
+
 def capture(model: nn.Module, *inputs: CallInputs) -> Capture:
     """Record calls of ``model`` in eval mode in one graph, leaving the model as it was.
 
@@ -49,18 +59,13 @@ def capture(model: nn.Module, *inputs: CallInputs) -> Capture:
     _check_tensors(model)
     try:
         return _run(model, inputs, "meta")
-    except AutoeideticError:
-        raise
-    except Exception as first:  # whatever a forward may raise: data-dependent code, mostly
-        meta_model = any(t.is_meta for t in (*model.parameters(), *model.buffers()))
-        if meta_model:
-            raise _failure(model, first, None) from first
+    except _RunError as first:  # data-dependent code, mostly
+        if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
+            raise _failure(model, first, None) from first.error
         try:
             return _run(model, inputs, "real")
-        except AutoeideticError:
-            raise
-        except Exception as second:
-            raise _failure(model, first, second) from second
+        except _RunError as second:
+            raise _failure(model, first, second) from second.error
 
 
 def _check_tensors(model: nn.Module) -> None:
@@ -89,9 +94,11 @@ def capture_function(function: Callable[..., Any], args: Any, kwargs: dict[str, 
     return recorder.finish([output])
 
 
-def _failure(model: nn.Module, first: Exception, second: Exception | None) -> CaptureError:
-    place: Place = getattr(second or first, "_autoeidetic_place", Place())
-    facts = [f"{type(model).__qualname__} cannot be run for analysis", _fact("on meta", first)]
+def _failure(model: nn.Module, first: _RunError, second: _RunError | None) -> CaptureError:
+    facts = [
+        f"{type(model).__qualname__} cannot be run for analysis",
+        _fact("on meta", first.error),
+    ]
     remedy = (
         "check that model.eval()(example_inputs) runs as it is; pass example_inputs of the shape "
         "and type the model expects"
@@ -99,8 +106,11 @@ def _failure(model: nn.Module, first: Exception, second: Exception | None) -> Ca
     if second is None:
         remedy = "the model is on the meta device and its code looks at data: load it on the CPU"
     else:
-        facts.append(_fact("on real tensors", second))
-    return CaptureError("\n  ".join(facts), place=place, remedy=remedy)
+        facts.append(_fact("on real tensors", second.error))
+    last = second or first
+    failure = CaptureError("\n  ".join(facts), place=last.place, remedy=remedy)
+    failure.captured = last.captured
+    return failure
 
 
 def _fact(way: str, error: Exception) -> str:
@@ -109,20 +119,30 @@ def _fact(way: str, error: Exception) -> str:
 
 
 def _run(model: nn.Module, inputs: Sequence[CallInputs], way: str) -> Capture:
+    """Record all calls.
+
+    Raises:
+        AutoeideticError: the model does something that cannot be recorded.
+        _RunError: the model raises, whatever it may be.
+    """
     recorder = Recorder(model, way, _record.__code__)
     try:
         return recorder.finish([_record(recorder, model, each) for each in inputs])
-    except Exception as error:
-        error._autoeidetic_recorder = recorder  # type: ignore[attr-defined]
+    except AutoeideticError as error:
+        error.captured = recorder.unfinished()
         raise
+    except Exception as error:
+        place = recorder.module_calls.place_of(error) or Place()
+        raise _RunError(error, place, recorder.unfinished()) from error
+    finally:
+        recorder.module_calls.forget_failures()
 
 
 def captured_part(error: BaseException | None) -> Capture | None:
     """What had been captured when this error, or one that it comes from, was raised."""
     while error is not None:
-        recorder: Recorder | None = getattr(error, "_autoeidetic_recorder", None)
-        if recorder is not None:
-            return recorder.unfinished()
+        if isinstance(error, AutoeideticError) and isinstance(error.captured, Capture):
+            return error.captured
         error = error.__cause__
     return None
 
@@ -139,7 +159,7 @@ def _record(recorder: Recorder, model: nn.Module, inputs: CallInputs) -> Any:
         _FunctionMode(recorder),
     ):
         args, kwargs = recorder.placeholders((inputs.args, inputs.kwargs))
-        with recorder.deciding(inputs.decisions):
+        with recorder.decisions.of_call(inputs.decisions):
             return model(*args, **kwargs)
 
 
@@ -213,10 +233,10 @@ def _module_calls(recorder: Recorder) -> Iterator[None]:
     original = nn.Module.__call__
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        path = recorder.paths.get(id(module))
+        path = recorder.names.paths.get(id(module))
         if path is None:
             return original(module, *args, **kwargs)
-        return recorder.module_call(path, original, module, args, kwargs)
+        return recorder.module_calls.run(path, original, module, args, kwargs)
 
     nn.Module.__call__ = call  # type: ignore[method-assign]
     try:
