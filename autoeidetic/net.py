@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from . import routing, training
 from .common.batches import default_loss
+from .common.undisturbed import undisturbed
 from .common.whole_numbers import whole_number
 from .enforce.owners import FREE, Owners
 from .enforce.pass_lock import exclusive
@@ -116,7 +116,7 @@ class EideticNet(Drawable, Answering):
             if self.open_task is not None:
                 self.finish_task()
             if task == 0 or self.recycle == "keep":
-                with _seeded(seed + 1):
+                with undisturbed(generators="torch", seed=seed + 1):
                     self.free.mend(self._spreads)
                 self._snapshot = Snapshot(self.free.tensors())
             self._tasks.append(opened)
@@ -202,7 +202,7 @@ class EideticNet(Drawable, Answering):
         if self._snapshot is not None:
             self.free.restore(self._snapshot.load())
         elif fresh:
-            with _seeded(task.seed + 1):
+            with undisturbed(generators="torch", seed=task.seed + 1):
                 self.free.renew(self._spreads)
         self.heads[str(task.index)] = made
         self._settle(freeze=False)
@@ -227,7 +227,7 @@ class EideticNet(Drawable, Answering):
         made = nn.ModuleDict()
         if self.keep_head and task.index == 0:
             return made
-        with _seeded(task.seed):
+        with undisturbed(generators="torch", seed=task.seed):
             for head in self.blueprint.heads:
                 spread = self._spreads[head.parameters[0]][1] if head.parameters else 0.0
                 made[heads.key(head.layer)] = heads.build(
@@ -537,11 +537,3 @@ class EideticNet(Drawable, Answering):
 
         self._follow()
         save(self, path)
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Random numbers that can be drawn again, without disturbing the caller's."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield

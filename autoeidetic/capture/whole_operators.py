@@ -1,8 +1,8 @@
-"""Two tables that keep capture fast and its graph small.
+"""Whole operators: two tables that keep capture fast and its graph small.
 
-``WHOLE`` names the functions that are recorded as one operator although ATen would split
-them. ``shortcut`` gives the result's shape of the most frequent operators without running
-their meta kernels, which are Python code and take most of a traced run's time.
+``WHOLE`` maps functions that ATen would split to the one operator that is recorded for them.
+``shortcut`` gives the result's shape of the most frequent operators without running their meta
+kernels, which are Python code and take most of the time of a run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 aten = torch.ops.aten
-# the operator, its positional arguments and, where it has some, its keyword arguments
+#: The operator, its positional arguments and, where it has some, its keyword arguments; None where
+#: the function must be split after all.
 Bound = tuple[Any, tuple[Any, ...]] | tuple[Any, tuple[Any, ...], dict[str, Any]] | None
 
 
@@ -191,7 +192,7 @@ def _same(input: Tensor, *_: Any) -> Tensor:
 
 
 def _binary(left: Any, right: Any, *_: Any) -> Tensor | None:
-    if not left.is_floating_point():  # integers may be promoted
+    if not left.is_floating_point():  # a sum of integers and floats has another type
         return None
     if isinstance(right, Tensor) and (
         left.shape != right.shape or left.dtype != right.dtype or not right.is_meta
@@ -243,7 +244,11 @@ def _lstm_shape(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """Without this, ATen would unroll the sequence."""
+    """ATen's meta kernel would unroll the sequence.
+
+    input ``[T, N, C]`` or ``[N, T, C]``, states ``[layers * directions, N, H]``,
+    output ``[..., H * directions]``.
+    """
     states = tuple(_meta(input, state.shape) for state in hidden)
     width = hidden[0].shape[-1] * (2 if bidirectional else 1)
     return (_meta(input, (*input.shape[:-1], width)), *states)

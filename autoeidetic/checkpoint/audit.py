@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from ..common import archive
 from ..common.environment import difference
+from ..common.undisturbed import undisturbed
 from ..errors import CheckpointError
 from ..net import EideticNet, Task
 from ..proof import seals
 from ..proof.seals import Frozen, Seal
 from ..tasks import reference
 from ..tasks.reference import Output, Reference
-from .context import undisturbed
 from .digest import checked, digest_of, noted_in
 from .example import dtype_of
 from .loading import blank, check_model, resume
@@ -83,7 +83,7 @@ def audit(path: Any, model: nn.Module | None = None, *, digest: str | None = Non
     """
     check_model(model)
     noted, file = None if digest is None else checked(digest), archive.as_path(path)
-    with archive.about(path), undisturbed():
+    with archive.about(path), undisturbed(generators="cpu", trainable=True):
         description, tensors, damage = archive.examine(file)
         unread = Audit(str(path), "" if damage is None else damage.fact, (), "")
         if noted is not None:

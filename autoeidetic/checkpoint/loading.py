@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from ..common import archive
 from ..common.inputs import CallInputs
+from ..common.undisturbed import undisturbed
 from ..convert import convert
 from ..enforce.derive import slots
 from ..errors import AutoeideticError, CheckpointError, InputError
 from ..net import EideticNet, Task
 from ..routing import restore, to_be_found, view
 from . import rebuild
-from .context import undisturbed
 from .example import decode_calls, dtype_of
 from .fill import FRESH, check_places, distinct, filled
 from .record import EXAMPLE, OWNERS, PRUNED, ROUTER, Record, fingerprint, versions
@@ -63,7 +63,7 @@ def load(path: Any, model: nn.Module | None = None) -> EideticNet:
     """
     check_model(model)
     file = archive.as_path(path)
-    with archive.about(path), undisturbed():
+    with archive.about(path), undisturbed(generators="cpu", trainable=True):
         description, tensors = archive.read(file)
         record = Record.parse(description)
         net = blank(record, tensors, model)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from ..common import archive
+from ..common.undisturbed import undisturbed
 from ..errors import CheckpointError, Place
 from ..net import EideticNet
 from . import rebuild
-from .context import undisturbed
 from .example import encode_calls
 from .fill import distinct
 from .record import EXAMPLE, OWNERS, PRUNED, ROUTER, Record, RouterRecord, fingerprint, versions
@@ -40,7 +40,7 @@ def save(net: EideticNet, path: Any) -> None:
         CheckpointError: the file cannot be written, or the network has state that no file holds.
     """
     file = archive.as_path(path)
-    with archive.about(path), undisturbed():
+    with archive.about(path), undisturbed(generators="cpu", trainable=True):
         net.pins.impose()
         values = distinct(net._slots)
         _check_storable(net, values)

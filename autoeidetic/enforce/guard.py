@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ..common.torch_modes import not_scriptable
+from ..common.torch_modes import script_error
 from ..errors import EnforcementError, Place
 
 Forward = Callable[..., Any]
@@ -171,7 +171,7 @@ class Guarded:
         return guard.run(self, forward, args, kwargs)  # type: ignore[arg-type]
 
     def __prepare_scriptable__(self) -> NoReturn:  # what torch.jit.script asks for
-        raise not_scriptable()
+        raise script_error()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _rebuild, (original_class(self),), self.__getstate__()  # type: ignore

@@ -26,7 +26,7 @@ from torch.optim.optimizer import (
 )
 
 from ..common.bits import bits, same
-from ..common.torch_modes import PLAIN, strangeness
+from ..common.torch_modes import PLAIN, unsupported_tensor
 from ..errors import EnforcementError, Place
 from .frozen_values import Store
 from .pass_lock import PassLock
@@ -61,7 +61,7 @@ class Home:
                 "norm, pruning masks, FSDP without use_orig_params); such things belong to a model "
                 "before it is converted",
             )
-        strange = strangeness(tensor)
+        strange = unsupported_tensor(tensor)
         if strange is not None:
             raise EnforcementError(
                 f"'{self.path}.{name}' is now {strange.kind}, which cannot keep frozen values",

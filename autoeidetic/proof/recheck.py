@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.bits import alike, different, finite, tensors_of
 from ..common.environment import difference
-from ..common.generators import seed_generators
+from ..common.undisturbed import seed_generators
 from ..errors import EnforcementError, NonFiniteError
 from ..tasks import reference
 from ..tasks.reference import Reference

@@ -17,6 +17,7 @@ from ..common import distributed
 from ..common.batches import call, split, to_device
 from ..common.digests import Digest, Hasher, combine
 from ..common.tables import html, line, number, table
+from ..common.undisturbed import undisturbed
 from ..errors import InputError, TaskError
 from ..routing import to_be_found
 from .metric import IGNORED, Accumulator, accumulator, first_tensor, judge, misfit, sums, whole
@@ -211,15 +212,12 @@ def _chosen(net: EideticNet, loaders: Loaders, tasks: Iterable[int] | None) -> l
 @contextmanager
 def _looking(net: EideticNet) -> Iterator[None]:
     """In eval mode without gradients; modes and the generator that loaders draw from put back."""
-    modes = {module: module.training for module in net.modules()}
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        net.eval()
+    before = net.training
+    with undisturbed(net, evaluate=True, generators="cpu", gradients=False):
         try:
             yield
         finally:
-            net.train(modes[net])
-            for module, mode in modes.items():
-                module.training = mode
+            net.train(before)  # puts pinned values back, unlike setting the mode
 
 
 class _Tally:

@@ -10,8 +10,7 @@ A second go at a task (``prepare_for_task(..., revisit=0)``) is not told from th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -173,19 +172,6 @@ def _classes(net: EideticNet, task: int) -> int:
 
 
 # -- looking -----------------------------------------------------------------------------------
-
-
-@contextmanager
-def looking(net: EideticNet) -> Iterator[None]:
-    """The network in eval mode and without gradients; modes are put back."""
-    modes = {module: module.training for module in net.modules()}
-    try:
-        with torch.no_grad():
-            net.eval()
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def observe(net: EideticNet, view: View, args: Any, kwargs: Any, *, outputs: bool = True) -> Seen:

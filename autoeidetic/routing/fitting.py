@@ -5,8 +5,7 @@ Several processes read their parts, and all of them train on everything that was
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +16,10 @@ from tqdm.auto import tqdm
 from ..common import distributed
 from ..common.batches import divided, length, to_device
 from ..common.inputs import check_loader
+from ..common.undisturbed import undisturbed
 from ..errors import InputError, NonFiniteError, TaskError
 from .base import Examples, Router, Settings, make
-from .features import View, looking, observe, to_be_found, view
+from .features import View, observe, to_be_found, view
 
 if TYPE_CHECKING:
     from ..net import EideticNet
@@ -36,7 +36,8 @@ def train(
     made = make(by, options)
     _check(net, loaders, made, settings)
     window = view(net, len(to_be_found(net)))
-    with _own_random_numbers(settings.seed), torch.inference_mode(False):
+    # seeded: loaders that shuffle give the same order every time
+    with undisturbed(generators="cpu", seed=settings.seed, trainable=True):
         examples = [] if loaders is None else _read(net, loaders, made, window, settings)
         with torch.enable_grad(), torch.autocast(settings.device.type, enabled=False):
             made.keep(distributed.first(made.fit(examples, window, settings)), window)
@@ -80,14 +81,6 @@ def _check(
         check_loader(loader, f"loaders[{number}]")
 
 
-@contextmanager
-def _own_random_numbers(seed: int) -> Iterator[None]:
-    """For loaders that shuffle: the same order every time, and the caller's generator untouched."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield
-
-
 def _read(
     net: EideticNet,
     loaders: Sequence[Iterable[Any]],
@@ -107,7 +100,7 @@ def _read(
         leave=False,
         disable=not settings.progress or distributed.rank() > 0,
     )
-    with looking(net), bar:
+    with undisturbed(net, evaluate=True, gradients=False), bar:
         return [
             _examples(net, number, loader, made, window, settings, bar)
             for number, loader in enumerate(loaders)

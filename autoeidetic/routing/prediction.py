@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..common.undisturbed import undisturbed
 from ..errors import TaskError
-from .features import looking, observe, to_be_found, view
+from .features import observe, to_be_found, view
 from .fitting import check_finite
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def predict(net: EideticNet, args: Any, kwargs: Any) -> Prediction:
             remedy="call train_router again, with the data of every finished task",
         )
     window = view(net, finished)
-    with looking(net):
+    with undisturbed(net, evaluate=True, gradients=False):
         seen = observe(net, window, args, kwargs)
         rows = router.look(seen)
         check_finite(rows)

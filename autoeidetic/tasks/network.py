@@ -24,12 +24,12 @@ from ..capture.decisions import decisions
 from ..common.bits import alike, finite
 from ..common.inputs import CallInputs
 from ..common.torch_modes import (
-    not_scriptable,
-    recording,
-    same_trace,
-    strangeness,
-    transforming,
-    unrecorded,
+    is_recording,
+    is_transforming,
+    recording_paused,
+    same_gradients_in_traces,
+    script_error,
+    unsupported_tensor,
 )
 from ..common.whole_numbers import whole_number
 from ..enforce import derive
@@ -181,11 +181,11 @@ class Answering(nn.Module):
 
     def _eagerly(self, task: int | str | None, args: Any, kwargs: Any) -> Any:
         with self._one_at_a_time:
-            with unrecorded():
+            with recording_paused():
                 self._before(args, kwargs)
-            if recording() or transforming():  # neither takes a backward pass of our own
+            if is_recording() or is_transforming():  # neither takes a backward pass of our own
                 self._runtime.restrict = False
-            with same_trace():
+            with same_gradients_in_traces():
                 return self._forward(task, args, kwargs)
 
     def _forward(self, task: int | str | None, args: Any, kwargs: Any) -> Any:
@@ -373,7 +373,7 @@ class Answering(nn.Module):
 
     def _diverged(self) -> bool:
         """Are there free values that are infinite or NaN? Looked up again when they change."""
-        if recording():
+        if is_recording():
             return False
         if self.open_task is None and self._finite is not None:
             # nothing learns: changes that the pins have noticed are reason enough to look again
@@ -394,7 +394,7 @@ class Answering(nn.Module):
 
     def _suspect(self, asked: tuple[int, ...], outputs: list[Any]) -> bool:
         """Is there something infinite or NaN in what a finished task answers?"""
-        if recording() or transforming():  # there are no values to look at
+        if is_recording() or is_transforming():  # there are no values to look at
             return False
         pairs = zip(asked, outputs, strict=True)
         return any(self._tasks[task].finished and not finite(output) for task, output in pairs)
@@ -466,7 +466,7 @@ class Answering(nn.Module):
         """
         if self._parts is not None and exchanged(self._parts):
             self._settle(freeze=False)
-        check = Home.check_closely if transforming() else Home.check
+        check = Home.check_closely if is_transforming() else Home.check
         for home, name in self._slots.values():
             if home.kind == "_parameters":
                 check(home, name)
@@ -688,7 +688,7 @@ class Answering(nn.Module):
         return {name: home[leaf].dtype for name, (home, leaf) in self._slots.items()}
 
     def __prepare_scriptable__(self) -> NoReturn:  # what torch.jit.script asks for
-        raise not_scriptable()
+        raise script_error()
 
     def __getstate__(self) -> dict[str, Any]:
         self._follow()  # a copy takes what it finds for what was converted
@@ -712,7 +712,7 @@ def _plain(arguments: Any) -> Any:
     """The same arguments with stand-ins for tensors that an analysis cannot be made with."""
 
     def stand_in(tensor: Tensor) -> Tensor:
-        if strangeness(tensor) is None:
+        if unsupported_tensor(tensor) is None:
             return tensor
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 

@@ -31,7 +31,7 @@ from zoo import ZOO
 
 import autoeidetic
 from autoeidetic.checkpoint import rebuild
-from autoeidetic.common import archive
+from autoeidetic.common import archive, files
 from autoeidetic.errors import CheckpointError, InputError, TaskError
 from autoeidetic.net import EideticNet
 
@@ -577,7 +577,7 @@ def kept(tmp_path: Path) -> tuple[EideticNet, Path, bytes]:
     return net, tmp_path / "net", (tmp_path / "net").read_bytes()
 
 
-@pytest.mark.parametrize("step", ["save_file", "_to_disk", "os.replace"])
+@pytest.mark.parametrize("step", ["save_file", "to_disk", "os.replace"])
 def test_a_failure_leaves_the_old_file(step: str, kept: Any, monkeypatch: Any) -> None:
     net, path, before = kept
 
@@ -587,7 +587,7 @@ def test_a_failure_leaves_the_old_file(step: str, kept: Any, monkeypatch: Any) -
     if step == "os.replace":
         monkeypatch.setattr(os, "replace", fail)
     else:
-        monkeypatch.setattr(archive, step, fail)
+        monkeypatch.setattr(files if step == "to_disk" else archive, step, fail)
     with pytest.raises(CheckpointError, match="No space left") as caught:
         net.save(path)
     assert str(path) in str(caught.value)
