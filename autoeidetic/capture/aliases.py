@@ -74,6 +74,7 @@ class Aliases:
 
     def node(self, tensor: Tensor) -> fx.Node:
         """The node that holds this tensor's value now."""
+        # most models write nothing in place, and then no storage needs to be looked up
         if self._writes:
             writes = self._writes.get(storage_of(tensor), 0)
             if writes and self._seen_writes.get(id(tensor), 0) != writes:
@@ -112,6 +113,7 @@ class Aliases:
         describe(node, tensor)
         self._alive.append(tensor)
         storage = storage_of(tensor)
+        # the first tensor in a storage is its base: later ones are views of it
         if storage not in self._base:
             self._made(storage, tensor)
             self._live_storages.add(storage)
@@ -146,10 +148,11 @@ class Aliases:
     def written(self, target: Tensor, node: fx.Node, before: fx.Node | None) -> None:
         """``node`` is now in the place of ``target``; ``before`` comes from before_write."""
         storage = storage_of(target)
+        # calls that are running now but were not when the memory was made: it is not theirs
         self.writing_calls.update(set(self._stack.scope) - set(self._birth.get(storage, ())))
         if before is not None:
             self._flat[storage] = self._after_write(before, node, target)
-        else:
+        else:  # everything in the storage was overwritten: the target is its new base
             self._flat.pop(storage, None)
             self._base[storage] = target
         self._writes[storage] = self._writes.get(storage, 0) + 1
@@ -203,6 +206,7 @@ class Aliases:
         count = tensor.untyped_storage().nbytes() // tensor.element_size()
         whole = tensor.as_strided([count], [1], 0)
         if base is not None and id(base) in self.node_of:  # e.g. channels-last activations
+            # base [N, C, H, W] with strides (H*W*C, 1, W*C, C): lay it out as its storage has it
             zeros = torch.zeros(count, dtype=tensor.dtype)
             flat = self.call(storage_write, (zeros, self.node_of[id(base)], *_view(base)), {})
             flat.meta.update(shape=(count,), dtype=tensor.dtype, layout=((1,), 0))
@@ -218,7 +222,7 @@ def storage_of(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _view(tensor: Tensor) -> tuple[list[int], list[int], int]:
+def _view(tensor: Tensor) -> tuple[list[int], list[int], Any]:
     """(size, stride, offset): which elements of its storage a tensor shows."""
     return list(tensor.shape), list(tensor.stride()), tensor.storage_offset()
 

@@ -38,10 +38,10 @@ _SETS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 class _RunError(Exception):
-    """A run of the model has failed; the error itself is the cause."""
+    """A run of the model has failed; ``error`` is what it raised."""
 
-    def __init__(self, error: Exception, place: Place, captured: Capture) -> None:
-        super().__init__(str(error))
+    def __init__(self, way: str, error: Exception, place: Place, captured: Capture) -> None:
+        super().__init__(f"the model does not run on {way} tensors")
         self.error = error
         self.place = place
         self.captured = captured
@@ -56,7 +56,8 @@ def capture(model: nn.Module, *inputs: CallInputs) -> Capture:
     _check_tensors(model)
     try:
         return _run(model, inputs, "meta")
-    except _RunError as first:  # data-dependent code, mostly
+    except _RunError as first:
+        # mostly code that looks at data, which meta tensors do not have
         if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
             raise _failure(model, first, None) from first.error
         try:
@@ -130,7 +131,7 @@ def _run(model: nn.Module, inputs: Sequence[CallInputs], way: str) -> Capture:
         raise
     except Exception as error:
         place = recorder.module_calls.place_of(error) or Place()
-        raise _RunError(error, place, recorder.unfinished()) from error
+        raise _RunError(way, error, place, recorder.unfinished()) from error
     finally:
         recorder.module_calls.forget_failures()
 
@@ -147,6 +148,7 @@ def captured_part(error: BaseException | None) -> Capture | None:
 def _record(recorder: Recorder, model: nn.Module, inputs: CallInputs) -> Any:
     with (
         _MODULE_CALL_LOCK,
+        # autocast is off: it would add casts to the graph that are none of the model's
         undisturbed(
             model,
             evaluate=True,
@@ -155,6 +157,7 @@ def _record(recorder: Recorder, model: nn.Module, inputs: CallInputs) -> Any:
             gradients=False,
             autocast=("cpu", _device(model)),
         ),
+        # the function mode sees a call first; operators that it lets pass reach the dispatch mode
         _module_calls(recorder),
         _DispatchMode(recorder),
         _FunctionMode(recorder),
@@ -176,7 +179,7 @@ def _module_calls(recorder: Recorder) -> Iterator[None]:
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         path = recorder.names.paths.get(id(module))
-        if path is None:
+        if path is None:  # no module of this model
             return original(module, *args, **kwargs)
         return recorder.module_calls.run(path, original, module, args, kwargs)
 
@@ -212,6 +215,7 @@ class _FunctionMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        # tolist(), numpy() and x.data = y reach no operator: only the function mode sees them
         for tensor in given_away(func, args, kwargs):
             self.recorder.leave_torch(func, tensor)
         if func == _SETS_DATA:

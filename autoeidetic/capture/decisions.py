@@ -19,8 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..common.trees import leaves
 from ..errors import EnforcementError, Place
 
+#: They turn the content of a tensor into Python or NumPy values.
 _LEAVES_TORCH = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__})
 _READS_LISTS = frozenset({torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor})
+#: Operators whose number (``item``) or shape (``nonzero``) depends on data.
 _TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _DECIDE: dict[Any, bool] = {}
 

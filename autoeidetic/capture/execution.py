@@ -61,9 +61,11 @@ class Execution:
     def _on_meta(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         tensors = leaves((args, kwargs), Tensor)
         kwargs = dict(kwargs)
+        # a copy of a parameter on another device has no data either
         if schema_of(func).device_argument and not (tensors and all(t.is_meta for t in tensors)):
             if kwargs.get("device") is not None:
                 kwargs["device"] = torch.device("meta")
+        # constants meet tensors without data here: all of them lose theirs
         if tensors and not all(t.is_meta for t in tensors):
             if any(t.is_meta or self._names.is_parameter(t) for t in tensors):
                 args, kwargs = convert((args, kwargs), Tensor, self._as_meta)
@@ -96,6 +98,7 @@ class Execution:
         if self.way == "real":
             return func(*args, **kwargs)
         model = args[0]
+        # a scalar, expanded to the shape: no memory is needed to say how large the result is
         small = model.numel() <= _LARGEST_CONSTANT
         device = torch.device("cpu" if small else "meta")
         stand_in = torch.empty((), dtype=model.dtype, device=device).expand(model.shape)
@@ -106,6 +109,7 @@ class Execution:
         if self.way != "real":
             return
         target = args[0]
+        # later operators of this run read the copy (_on_real), and the model keeps its value
         if not own:
             if id(target) not in self._stand_ins:
                 self._stand_ins[id(target)] = (target, target.detach().clone())

@@ -36,6 +36,7 @@ class ModuleCalls:
         structure = self._aliases.structure
         watched = _has_hooks(module)
         hooks = _Hooks(self._writer, self._aliases, module) if watched else nullcontext()
+        # before the call is entered: what these nodes read belongs to the caller
         nodes_in = (structure(args), structure(kwargs))
         self._stack.enter(number, path)
         scope = self._stack.scope
@@ -45,6 +46,7 @@ class ModuleCalls:
             nodes_out = structure(output)
         except Exception as error:
             self._note_failure(error, path)
+            # the caller may catch the error and go on; nothing is known about this call then
             self.calls[number] = ModuleCall(
                 path, scope, *nodes_in, None, writes_outside=True, hooks_compute=False
             )

@@ -112,6 +112,7 @@ class Recorder:
     ) -> Any:
         schema = schema_of(func)
         tensors = leaves((args, kwargs), Tensor)
+        # zeros_like(x) has no value of x in it, even where x depends on an input
         if schema.makes_constant:
             output = self._execution.like(func, args, kwargs)
             self._aliases.add_constant(output, [])
@@ -123,10 +124,12 @@ class Recorder:
             return self._write(func, schema, args, kwargs, live)
         if not live:
             return self.decisions.result(func, args, self._constant(func, schema, args, kwargs))
+        # ends the run on meta tensors; the next one has data (capture.capture)
         if schema.reads_data and self.way == "meta":
             raise RuntimeError(f"{func} looks at data that depends on the input or a parameter")
         computed = self._execution.compute(func, args, kwargs, whole)
         output = self.decisions.result(func, args, computed)
+        # as_strided ignores the view that it is given and reads the storage under it
         if func is torch.ops.aten.as_strided.default:
             args = self._aliases.from_storage(*args, **kwargs)
             kwargs = {}
@@ -174,6 +177,7 @@ class Recorder:
             )
         target = args[0]
         own = self._aliases.is_own(target)
+        # constants into a constant of this run (a mask that is filled row by row): just do it
         if not live and own:
             return func(*args, **kwargs)
         if schema.changes_view:  # t_() and the like: other strides, the same memory
@@ -182,6 +186,7 @@ class Recorder:
             describe(node, target)
             self._aliases.rebind(target, node)
             return target
+        # a write to a buffer or parameter is recorded, too: later reads in this pass see it
         before = self._aliases.before_write(target)
         node = self._aliases.call(schema.functional, args, kwargs)
         describe(node, target)

@@ -34,6 +34,7 @@ def _convolution(overload: Any, dims: int) -> Callable[..., Bound]:
         dilation: Any = 1,
         groups: int = 1,
     ) -> Bound:
+        # "same" and "valid", and inputs without a batch dimension: ATen splits these
         if isinstance(padding, str) or input.dim() != dims + 2:
             return None
         window = [_tuple(value, dims) for value in (stride, padding, dilation)]
@@ -132,6 +133,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Bound:
+    # no dropout: models are captured in eval mode, but some pass a rate all the same
     arguments = (query, key, value, attn_mask, 0.0, is_causal)
     keywords = {"scale": scale, "enable_gqa": enable_gqa} if enable_gqa or scale else {}
     return aten.scaled_dot_product_attention.default, arguments, keywords
@@ -202,6 +204,7 @@ def _binary(left: Any, right: Any, *_: Any) -> Tensor | None:
 
 
 def _linear_shape(input: Tensor, weight: Tensor, bias: Any) -> Tensor | None:
+    # [..., I], [O, I] -> [..., O]
     if weight.dim() != 2 or input.shape[-1] != weight.shape[1]:
         return None
     return _meta(input, (*input.shape[:-1], weight.shape[0]))
@@ -210,6 +213,7 @@ def _linear_shape(input: Tensor, weight: Tensor, bias: Any) -> Tensor | None:
 def _conv_shape(
     input: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> Tensor | None:
+    # [N, C, *space], [O, C / groups, *kernel] -> [N, O, *space]
     if input.shape[1] != weight.shape[1] * groups:
         return None
     space = [
@@ -228,6 +232,7 @@ def _norm_shape(input: Tensor, *_: Any) -> Tensor:
 
 
 def _attention_shape(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor | None:
+    # [..., L, E], [..., S, E], [..., S, V] -> [..., L, V]; grouped queries are left to ATen
     if query.shape[:-2] != value.shape[:-2] or key.shape[:-2] != value.shape[:-2]:
         return None
     return _meta(query, (*query.shape[:-1], value.shape[-1]))

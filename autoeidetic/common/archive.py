@@ -97,6 +97,8 @@ def write(path: Path, description: Mapping[str, Any], tensors: Mapping[str, Tens
         CheckpointError: the file cannot be written; an older one is as it was.
     """
     _check_target(path)
+    # header: {"format", "digest", "network", "strides"}; the digest covers the last two, and the
+    # names, types, shapes and bytes of all tensors
     stored = separate(tensors)
     content = {"network": description, "strides": _strides(tensors)}
     text = _canonical({"format": FORMAT, "digest": _digest(content, stored), **content})
@@ -312,6 +314,7 @@ def _in_order(tensors: Mapping[str, Tensor], strides: Any) -> dict[str, Tensor]:
 
 def _with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     """The same values in memory with other strides."""
+    # without gaps or overlaps, sorted strides are the products of the sizes before them
     dense = 1
     for step, size in sorted(zip(strides, tensor.shape, strict=True)):
         if size > 1 and step == dense:

@@ -67,6 +67,7 @@ def criterion(output: Any, target: Tensor) -> Tensor:
     if target.dtype == torch.bool and target.shape == logits.shape:
         target = target.to(logits.dtype)
     if target.is_floating_point() and target.shape == logits.shape:
+        # NaN marks labels that nobody has given
         known = ~target.isnan()
         return F.binary_cross_entropy_with_logits(logits[known], target[known].to(logits.dtype))
     raise InputError(
@@ -108,6 +109,7 @@ def divided(loader: Any) -> Any:
     """A loader that gives each process its share; unchanged if it has a custom sampler."""
     if distributed.count() == 1 or not isinstance(loader, DataLoader):
         return loader
+    # a custom batch sampler, or one that repeats or leaves out: its order is kept as it is
     if loader.batch_size is None or not _takes_each_once(loader.sampler, loader.dataset):
         return loader
     shuffle = isinstance(loader.sampler, RandomSampler)

@@ -28,6 +28,7 @@ def different(left: Tensor, right: Tensor) -> Tensor:
         >>> different(left, right)
         tensor([ True, False, False])
     """
+    # integers of the same width: as floats, 0 == -0 and NaN != NaN
     differs = bits(left) != bits(right)
     if left.is_complex():
         differs = differs.any(-1)

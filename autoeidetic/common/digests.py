@@ -44,6 +44,7 @@ class Hasher:
     def update(self, value: Any) -> None:
         for leaf in pytree.tree_leaves(value):
             if isinstance(leaf, Tensor):
+                # without type and shape, [2, 3] and [3, 2] of the same bytes would look alike
                 self._hash.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
                 self._hash.update(memoryview(_bytes(leaf)))
             else:

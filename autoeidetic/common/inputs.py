@@ -130,6 +130,7 @@ def _image(*size: int) -> CallInputs:
 
 def _timm_inputs(model: nn.Module) -> CallInputs | None:
     config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    # [C, H, W]; a model made with img_size= has its own in patch_embed
     size = config.get("input_size") if isinstance(config, Mapping) else None
     if size is None:
         return None

@@ -157,6 +157,7 @@ def _remove_if_dead(folder: Path) -> None:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != _user():
         return
+    # on this host the lock tells; of another host's folders only those older than a day are tried
     times = [found.st_mtime, *(each.lstat().st_mtime for each in folder.iterdir())]
     if max(times) > time.time() - _DAY and not folder.name.startswith(f"{_PREFIX}{_HOST}-"):
         return

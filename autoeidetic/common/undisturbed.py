@@ -67,6 +67,8 @@ def undisturbed(
         >>> model.training
         True
     """
+    # entered from the outside to the inside: values are put back first, with gradients still off,
+    # and generators after everything that might draw from them
     with ExitStack() as stack:
         if quiet:
             stack.enter_context(warnings.catch_warnings())
@@ -134,7 +136,10 @@ def _attributes(model: nn.Module, evaluate: bool) -> Iterator[None]:
 
 
 def _snapshot(module: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """Every attribute, with a shallow copy of those that are containers."""
+    """Every attribute, with a shallow copy of those that are containers.
+
+    Parameters, buffers, hooks and submodules are such containers, too: dicts of the module.
+    """
     return {
         name: (value, copy.copy(value) if type(value) in _CONTAINERS and value else None)
         for name, value in module.__dict__.items()
@@ -146,6 +151,7 @@ def _restore(module: nn.Module, state: dict[str, tuple[Any, Any]]) -> None:
         del module.__dict__[name]
     for name, (value, content) in state.items():
         module.__dict__[name] = value
+        # in place: others may hold the same container
         if type(value) in _CONTAINERS and not _same_items(value, content):
             value.clear()
             if content:
@@ -153,6 +159,7 @@ def _restore(module: nn.Module, state: dict[str, tuple[Any, Any]]) -> None:
 
 
 def _same_items(left: Any, right: Any) -> bool:
+    """By identity: ``==`` of tensors gives tensors, and may be slow."""
     if right is None:
         return not left
     if isinstance(left, dict):
@@ -185,6 +192,7 @@ def _generators(which: Generators) -> AbstractContextManager[None]:
     if which == "cpu":
         return torch.random.fork_rng(devices=[])
     if which == "torch":
+        # also of devices not in use yet: torch.manual_seed seeds these, too
         return torch.random.fork_rng()
     states: list[tuple[Callable[[Any], object], Any]] = [
         (torch.set_rng_state, torch.get_rng_state()),
