@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +13,6 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Sequ
 
 from ..errors import InputError
 from . import distributed
-
-if TYPE_CHECKING:
-    from ..net import EideticNet
 
 
 def split(batch: Any) -> tuple[Any, Any]:
@@ -99,8 +96,8 @@ def length(loader: Any) -> int | None:
         return None
 
 
-def default_loss(net: EideticNet, batch: Any) -> Tensor:
-    """:func:`criterion` on a batch."""
+def default_loss(net: Callable[..., Any], batch: Any) -> Tensor:
+    """:func:`criterion` of a network on a batch."""
     inputs, target = split(batch)
     return criterion(call(net, inputs), target)
 
