@@ -13,7 +13,7 @@ from torch import nn
 from .analyze import analyze
 from .common.inputs import check_module, example_calls
 from .common.process_state import converted_backbones
-from .common.torch_modes import keeps_weights_away
+from .common.torch_modes import unsupported_module
 from .enforce.guard import Guarded
 from .errors import InputError, Place
 from .net import EideticNet
@@ -115,7 +115,7 @@ def _check_new(model: nn.Module) -> None:
 def _check_weights(model: nn.Module) -> None:
     """Does every module hold its weights as tensors of its own, which can be pinned and trained?"""
     for path, module in model.named_modules():
-        found = keeps_weights_away(module)
+        found = unsupported_module(module)
         if found is not None:
             raise InputError(
                 f"{found.kind} cannot be divided between tasks",

@@ -1,4 +1,4 @@
-"""What can go wrong, one class per situation.
+"""Errors and warnings, one class per situation.
 
 Inner code states a fact; the public function adds what the user passed. Every error carries
 the module path, the operator and the source line where they are known, and a remedy.
@@ -29,7 +29,7 @@ class Place:
 
 
 def with_article(name: str) -> str:
-    """A Linear, an Embedding.
+    """A name with its indefinite article.
 
     >>> with_article("OptimizedModule")
     'an OptimizedModule'
@@ -38,12 +38,14 @@ def with_article(name: str) -> str:
 
 
 class AutoeideticError(Exception):
-    """Base of every error of this package."""
+    """Base class of all errors of this package: a fact, the place in the model and a remedy."""
 
     def __init__(self, fact: str, *, place: Place | None = None, remedy: str = "") -> None:
         self.fact = fact
         self.place = place or Place()
         self.remedy = remedy
+        #: The part of the model's graph that was recorded before a capture failed.
+        self.captured: object = None
         where = str(self.place)
         text = fact if not where else f"{fact}\n  where: {where}"
         super().__init__(text if not remedy else f"{text}\n  remedy: {remedy}")
@@ -70,60 +72,60 @@ class CaptureError(AutoeideticError):
 
 
 class NoParametersError(AutoeideticError):
-    """No output of the model depends on a parameter, so there is nothing to divide."""
+    """No output of the model depends on a parameter, so there is nothing to divide among tasks."""
 
 
 class UnhandledOperatorError(AutoeideticError):
-    """An operator has no rule and no decomposition, and ``on_unhandled="raise"`` was asked for."""
+    """An operator has no rule and no decomposition, and ``on_unhandled="raise"`` was passed."""
 
 
 class RuleError(AutoeideticError):
-    """A rule was registered wrongly, or a rule failed on the operator it was registered for."""
+    """A rule was registered incorrectly, or failed on the operator it was registered for."""
 
 
 class EnforcementError(AutoeideticError):
-    """While running, the model does something that its analysis did not see."""
+    """The model does something at run time that its analysis has not seen."""
 
 
 class HeadError(AutoeideticError):
-    """The output layer cannot be made for a task as asked."""
+    """The output layer that a task asks for cannot be made."""
 
 
 class TaskError(AutoeideticError):
-    """A step that does not fit where the network is in the life of its tasks."""
+    """A step does not fit the present state of the network's tasks."""
 
 
 class CapacityError(AutoeideticError):
-    """A task finds no free units where it needs some."""
+    """No free units are left where a task needs some."""
 
 
 class NonFiniteError(AutoeideticError):
-    """Values to be frozen or to be learned from, or an answer, are infinite or not a number."""
+    """Values to be frozen, values to learn from, or outputs are infinite or NaN."""
 
 
 class CheckpointError(AutoeideticError):
-    """A file is not a saved network, is damaged, or does not fit the model."""
+    """A file is not a saved network, is damaged, cannot be written, or does not fit the model."""
 
 
 class MissingPackageError(AutoeideticError):
-    """Something was asked for that needs a package which is not installed."""
+    """A feature needs a package that is not installed."""
 
 
 class StorageWarning(UserWarning):
-    """A state could not be written: training goes on, and the last one that could stays."""
+    """A training state could not be written; training goes on, and the last stored state stays."""
 
 
 class DivergenceWarning(UserWarning):
-    """Free values (finished tasks are answered without them) or inputs are not finite."""
+    """Free values, which finished tasks do not use, or inputs are not finite."""
 
 
 class RehearsalWarning(UserWarning):
-    """A conversion could not be rehearsed: what its analysis cannot see would not be noticed."""
+    """A conversion could not be rehearsed, so effects that its analysis misses stay unnoticed."""
 
 
 class UnhandledOperatorWarning(UserWarning):
-    """An operator has no rule: everything it reads was mixed, which is sound but locks it."""
+    """An operator has no rule: its inputs count as mixed, which is sound but locks their units."""
 
 
 class LearningWarning(UserWarning):
-    """A task seems to have learned little or nothing, or to leave nothing for later tasks."""
+    """A task seems to have learned little or nothing, or leaves no capacity for later tasks."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,9 +23,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from ..capture.capture import preserved
 from ..capture.graph import operator_name
 from ..common.inputs import CallInputs
+from ..common.undisturbed import undisturbed
 from ..enforce.guard import original_class
 from ..propagate.values import core, varies
 from ..report.dependencies import Dependencies
@@ -139,7 +138,12 @@ def conditions(model: nn.Module, inputs: CallInputs) -> tuple[Sizes, list[str]] 
     try:
         shapes = pytree.tree_map_only(Tensor, any_size, _arguments(model, inputs))
         shapes.pop("self", None)
-        with preserved(model), torch.no_grad(), _quietly():
+        with (
+            undisturbed(
+                model, evaluate=True, attributes=True, generators="all", gradients=False, quiet=True
+            ),
+            _exporter_silenced(),
+        ):
             program = torch.export.export(
                 model, inputs.args, inputs.kwargs, dynamic_shapes=shapes, strict=False
             )
@@ -158,17 +162,15 @@ def conditions(model: nn.Module, inputs: CallInputs) -> tuple[Sizes, list[str]] 
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Without what the exporter has to say."""
+def _exporter_silenced() -> Iterator[None]:
+    """Without the exporter's log."""
     logger = logging.getLogger("torch._export")
     level = logger.level
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            logger.setLevel(level)
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _size(size: Any) -> int | str:

@@ -1,22 +1,19 @@
 """Capture: run the model once and write every ATen operator it calls into a ``torch.fx`` graph.
 
-The run is concrete, so Python control flow is simply followed. Parameters and inputs are
-stood in for by ``meta`` tensors, which carry shapes but no data; everything computed from
-constants alone is computed for real, because an index into a relative position table decides
-which unit sits where. When the code looks at data (``.item()``, boolean masks), the run is
-repeated on real tensors.
+The run is concrete, so Python control flow is simply followed. ``meta`` tensors, which have shapes
+but no data, take the place of parameters and inputs. What is computed from constants alone is
+computed for real, because an index into a relative position table decides which unit sits where.
+When the code looks at data (``.item()``, boolean masks), the run is repeated on real tensors.
 
-Nothing of the model is replaced for this: tensors are recognised by identity when an operator
-receives them. Writes are turned into their functional twins, and writes through views are
-followed by the strides of the view; a write to a tensor that existed before the run is
-recorded but never carried out.
+The model itself stays as it is: tensors are recognised by identity when an operator receives
+them. In-place writes become their functional twins, and writes through views are followed by the
+strides of the view; a write to a tensor that existed before the run is recorded but not carried
+out.
 """
 
 from __future__ import annotations
 
-import copy
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,18 +23,28 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..common.generators import untouched_generators
 from ..common.inputs import CallInputs
-from ..common.torch_modes import strangeness
+from ..common.torch_modes import unsupported_tensor
+from ..common.undisturbed import undisturbed
 from ..errors import AutoeideticError, CaptureError, InputError, Place
 from . import whole_operators
 from .decisions import given_away
 from .graph import Capture
 from .recorder import Recorder
 
+#: ``nn.Module.__call__`` is patched during a run, for all threads: one run at a time.
 _MODULE_CALL_LOCK = threading.RLock()
-_CONTAINERS = (dict, list, set, OrderedDict)
 _SETS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+class _RunError(Exception):
+    """A run of the model has failed; ``error`` is what it raised."""
+
+    def __init__(self, way: str, error: Exception, place: Place, captured: Capture) -> None:
+        super().__init__(f"the model does not run on {way} tensors")
+        self.error = error
+        self.place = place
+        self.captured = captured
 
 
 def capture(model: nn.Module, *inputs: CallInputs) -> Capture:
@@ -49,18 +56,14 @@ def capture(model: nn.Module, *inputs: CallInputs) -> Capture:
     _check_tensors(model)
     try:
         return _run(model, inputs, "meta")
-    except AutoeideticError:
-        raise
-    except Exception as first:  # whatever a forward may raise: data-dependent code, mostly
-        meta_model = any(t.is_meta for t in (*model.parameters(), *model.buffers()))
-        if meta_model:
-            raise _failure(model, first, None) from first
+    except _RunError as first:
+        # mostly code that looks at data, which meta tensors do not have
+        if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
+            raise _failure(model, first, None) from first.error
         try:
             return _run(model, inputs, "real")
-        except AutoeideticError:
-            raise
-        except Exception as second:
-            raise _failure(model, first, second) from second
+        except _RunError as second:
+            raise _failure(model, first, second) from second.error
 
 
 def _check_tensors(model: nn.Module) -> None:
@@ -71,12 +74,12 @@ def _check_tensors(model: nn.Module) -> None:
                 place=Place(module=name.rpartition(".")[0]),
                 remedy="run the model once on real inputs before the analysis",
             )
-        strange = strangeness(tensor)
-        if strange is not None:
+        found = unsupported_tensor(tensor)
+        if found is not None:
             raise InputError(
-                f"'{name}' is {strange.kind}, which cannot be analysed",
+                f"'{name}' is {found.kind}, which cannot be analysed",
                 place=Place(module=name.rpartition(".")[0]),
-                remedy=strange.remedy,
+                remedy=found.remedy,
             )
 
 
@@ -89,9 +92,11 @@ def capture_function(function: Callable[..., Any], args: Any, kwargs: dict[str, 
     return recorder.finish([output])
 
 
-def _failure(model: nn.Module, first: Exception, second: Exception | None) -> CaptureError:
-    place: Place = getattr(second or first, "_autoeidetic_place", Place())
-    facts = [f"{type(model).__qualname__} cannot be run for analysis", _fact("on meta", first)]
+def _failure(model: nn.Module, first: _RunError, second: _RunError | None) -> CaptureError:
+    facts = [
+        f"{type(model).__qualname__} cannot be run for analysis",
+        _fact("on meta", first.error),
+    ]
     remedy = (
         "check that model.eval()(example_inputs) runs as it is; pass example_inputs of the shape "
         "and type the model expects"
@@ -99,8 +104,11 @@ def _failure(model: nn.Module, first: Exception, second: Exception | None) -> Ca
     if second is None:
         remedy = "the model is on the meta device and its code looks at data: load it on the CPU"
     else:
-        facts.append(_fact("on real tensors", second))
-    return CaptureError("\n  ".join(facts), place=place, remedy=remedy)
+        facts.append(_fact("on real tensors", second.error))
+    last = second or first
+    failure = CaptureError("\n  ".join(facts), place=last.place, remedy=remedy)
+    failure.captured = last.captured
+    return failure
 
 
 def _fact(way: str, error: Exception) -> str:
@@ -109,20 +117,30 @@ def _fact(way: str, error: Exception) -> str:
 
 
 def _run(model: nn.Module, inputs: Sequence[CallInputs], way: str) -> Capture:
+    """Record all calls.
+
+    Raises:
+        AutoeideticError: the model does something that cannot be recorded.
+        _RunError: the model raises, whatever it may be.
+    """
     recorder = Recorder(model, way, _record.__code__)
     try:
         return recorder.finish([_record(recorder, model, each) for each in inputs])
-    except Exception as error:
-        error._autoeidetic_recorder = recorder  # type: ignore[attr-defined]
+    except AutoeideticError as error:
+        error.captured = recorder.unfinished()
         raise
+    except Exception as error:
+        place = recorder.module_calls.place_of(error) or Place()
+        raise _RunError(way, error, place, recorder.unfinished()) from error
+    finally:
+        recorder.module_calls.forget_failures()
 
 
 def captured_part(error: BaseException | None) -> Capture | None:
     """What had been captured when this error, or one that it comes from, was raised."""
     while error is not None:
-        recorder: Recorder | None = getattr(error, "_autoeidetic_recorder", None)
-        if recorder is not None:
-            return recorder.unfinished()
+        if isinstance(error, AutoeideticError) and isinstance(error.captured, Capture):
+            return error.captured
         error = error.__cause__
     return None
 
@@ -130,16 +148,22 @@ def captured_part(error: BaseException | None) -> Capture | None:
 def _record(recorder: Recorder, model: nn.Module, inputs: CallInputs) -> Any:
     with (
         _MODULE_CALL_LOCK,
-        torch.no_grad(),
-        torch.autocast("cpu", enabled=False),
-        torch.autocast(_device(model), enabled=False),
-        preserved(model),
+        # autocast is off: it would add casts to the graph that are none of the model's
+        undisturbed(
+            model,
+            evaluate=True,
+            attributes=True,
+            generators="all",
+            gradients=False,
+            autocast=("cpu", _device(model)),
+        ),
+        # the function mode sees a call first; operators that it lets pass reach the dispatch mode
         _module_calls(recorder),
         _DispatchMode(recorder),
         _FunctionMode(recorder),
     ):
         args, kwargs = recorder.placeholders((inputs.args, inputs.kwargs))
-        with recorder.deciding(inputs.decisions):
+        with recorder.decisions.of_call(inputs.decisions):
             return model(*args, **kwargs)
 
 
@@ -149,74 +173,15 @@ def _device(model: nn.Module) -> str:
 
 
 @contextmanager
-def preserved(model: nn.Module) -> Iterator[None]:
-    """Eval mode for the time of the run; after it, everything is as it was before.
-
-    That includes attributes and containers of the modules, for some cache in them what they
-    compute in the first forward.
-    """
-    states = [(module, _snapshot(module)) for module in model.modules()]
-    modes = [(module, module.training) for module, _ in states]
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    with untouched_generators():
-        try:
-            torch.backends.mha.set_fastpath_enabled(False)
-            for module, _ in modes:
-                _set_mode(module, False)
-            yield
-        finally:
-            # first: an interruption of the rest, which takes long, must not leave torch changed
-            torch.backends.mha.set_fastpath_enabled(fast_path)
-            for module, mode in modes:
-                _set_mode(module, mode)
-            for module, state in states:
-                _restore(module, state)
-
-
-def _snapshot(module: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """Every attribute, with a shallow copy of those that are containers."""
-    return {
-        name: (value, copy.copy(value) if type(value) in _CONTAINERS and value else None)
-        for name, value in module.__dict__.items()
-    }
-
-
-def _restore(module: nn.Module, state: dict[str, tuple[Any, Any]]) -> None:
-    for name in module.__dict__.keys() - state.keys():
-        del module.__dict__[name]
-    for name, (value, content) in state.items():
-        module.__dict__[name] = value
-        if type(value) in _CONTAINERS and not _same_items(value, content):
-            value.clear()
-            if content:
-                value.extend(content) if isinstance(value, list) else value.update(content)
-
-
-def _same_items(left: Any, right: Any) -> bool:
-    if right is None:
-        return not left
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(left[key] is right[key] for key in left)
-    return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
-
-
-def _set_mode(module: nn.Module, training: bool) -> None:
-    if isinstance(module, torch.jit.ScriptModule):
-        module.train(training)
-    else:
-        module.__dict__["training"] = training  # past overridden train() and slow __setattr__
-
-
-@contextmanager
 def _module_calls(recorder: Recorder) -> Iterator[None]:
-    """Tell the recorder when a module of the model is entered and left, as torch.fx does."""
+    """Route calls of the model's modules through the recorder, as ``torch.fx`` does."""
     original = nn.Module.__call__
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        path = recorder.paths.get(id(module))
-        if path is None:
+        path = recorder.names.paths.get(id(module))
+        if path is None:  # no module of this model
             return original(module, *args, **kwargs)
-        return recorder.module_call(path, original, module, args, kwargs)
+        return recorder.module_calls.run(path, original, module, args, kwargs)
 
     nn.Module.__call__ = call  # type: ignore[method-assign]
     try:
@@ -226,20 +191,22 @@ def _module_calls(recorder: Recorder) -> Iterator[None]:
 
 
 class _DispatchMode(TorchDispatchMode):
+    """Gives the recorder every ATen operator."""
+
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.recorder.busy:  # tensors the recorder makes for itself
+        if self.recorder.busy:  # an operator of the recorder itself
             return func(*args, **(kwargs or {}))
         return self.recorder.operator(func, args, kwargs or {})
 
 
 class _FunctionMode(TorchFunctionMode):
-    """Keeps a few operators whole (linear, convolution, norms, attention, recurrences).
+    """Gives the recorder some operators whole: linear, convolution, norms, attention, recurrences.
 
-    ATen would split them into a dozen smaller ones before the dispatch mode sees them.
+    ATen splits them into a dozen smaller ones before the dispatch mode sees them.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -248,6 +215,7 @@ class _FunctionMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        # tolist(), numpy() and x.data = y reach no operator: only the function mode sees them
         for tensor in given_away(func, args, kwargs):
             self.recorder.leave_torch(func, tensor)
         if func == _SETS_DATA:

@@ -11,8 +11,8 @@ from torch import Tensor, fx, nn
 
 from ..errors import Place
 
-#: Stands in the structure of an output for what is no tensor. Not None: some kinds of outputs leave
-#: out what is None, and then have another number of leaves.
+#: Takes the place of leaves of an output that are no tensors. Not None: some output classes leave
+#: out what is None, and would have another number of leaves.
 ABSENT = ...
 
 
@@ -20,9 +20,9 @@ ABSENT = ...
 class ModuleCall:
     """One call of one module: the nodes that went in and came out, in the call's own structure.
 
-    ``writes_outside`` tells that it changed a tensor in place that existed before the call,
-    ``hooks_compute`` that forward hooks of the module change what goes in or comes out: what is
-    put around its ``forward`` does not enclose them.
+    ``writes_outside``: it changed a tensor in place that existed before the call.
+    ``hooks_compute``: forward hooks of the module change what goes in or comes out, so a wrapper
+    around its ``forward`` does not enclose all that it computes.
     """
 
     path: str
@@ -39,11 +39,12 @@ class Capture:
     """A model as a graph of operators.
 
     ``node.meta`` holds ``shape``, ``dtype`` and ``layout`` (strides and offset) of a tensor,
-    ``module`` (path), ``line`` (``file:line`` of the user's source), ``scope`` (ids of the
-    module calls around it) and, for constants, ``const``. ``types`` has the class of every module
-    by its path. ``outputs`` has the structure of each analysed call's output, ``roots`` the id of
-    the call itself: the first of every ``scope`` in it.
-    ``decisions`` is what the code has read out of tensors in each call.
+    ``module`` (path), ``line`` (``file:line`` of the user's source), ``scope`` (numbers of the
+    module calls around it) and, for constants, ``const``.
+
+    ``way`` is "meta" or "real", ``types`` the class of every module by its path. Each analysed call
+    has the structure of its output in ``outputs``, its own number in ``roots`` (the first of every
+    ``scope`` in it), and what its code has read out of tensors in ``decisions``.
     """
 
     graph: fx.Graph
@@ -70,7 +71,7 @@ class Capture:
 
 
 def place(node: fx.Node) -> Place:
-    """Where a node comes from, for messages."""
+    """Where in the model a node comes from, for messages."""
     return Place(node.meta.get("module", ""), operator_name(node), node.meta.get("line", ""))
 
 

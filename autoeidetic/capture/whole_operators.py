@@ -1,8 +1,8 @@
-"""Two tables that keep capture fast and its graph small.
+"""Whole operators: two tables that keep capture fast and its graph small.
 
-``WHOLE`` names the functions that are recorded as one operator although ATen would split
-them. ``shortcut`` gives the result's shape of the most frequent operators without running
-their meta kernels, which are Python code and take most of a traced run's time.
+``WHOLE`` maps functions that ATen would split to the one operator that is recorded for them.
+``shortcut`` gives the result's shape of the most frequent operators without running their meta
+kernels, which are Python code and take most of the time of a run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 aten = torch.ops.aten
-# the operator, its positional arguments and, where it has some, its keyword arguments
+#: The operator, its positional arguments and, where it has some, its keyword arguments; None where
+#: the function must be split after all.
 Bound = tuple[Any, tuple[Any, ...]] | tuple[Any, tuple[Any, ...], dict[str, Any]] | None
 
 
@@ -33,6 +34,7 @@ def _convolution(overload: Any, dims: int) -> Callable[..., Bound]:
         dilation: Any = 1,
         groups: int = 1,
     ) -> Bound:
+        # "same" and "valid", and inputs without a batch dimension: ATen splits these
         if isinstance(padding, str) or input.dim() != dims + 2:
             return None
         window = [_tuple(value, dims) for value in (stride, padding, dilation)]
@@ -131,6 +133,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Bound:
+    # no dropout: models are captured in eval mode, but some pass a rate all the same
     arguments = (query, key, value, attn_mask, 0.0, is_causal)
     keywords = {"scale": scale, "enable_gqa": enable_gqa} if enable_gqa or scale else {}
     return aten.scaled_dot_product_attention.default, arguments, keywords
@@ -191,7 +194,7 @@ def _same(input: Tensor, *_: Any) -> Tensor:
 
 
 def _binary(left: Any, right: Any, *_: Any) -> Tensor | None:
-    if not left.is_floating_point():  # integers may be promoted
+    if not left.is_floating_point():  # a sum of integers and floats has another type
         return None
     if isinstance(right, Tensor) and (
         left.shape != right.shape or left.dtype != right.dtype or not right.is_meta
@@ -201,6 +204,7 @@ def _binary(left: Any, right: Any, *_: Any) -> Tensor | None:
 
 
 def _linear_shape(input: Tensor, weight: Tensor, bias: Any) -> Tensor | None:
+    # [..., I], [O, I] -> [..., O]
     if weight.dim() != 2 or input.shape[-1] != weight.shape[1]:
         return None
     return _meta(input, (*input.shape[:-1], weight.shape[0]))
@@ -209,6 +213,7 @@ def _linear_shape(input: Tensor, weight: Tensor, bias: Any) -> Tensor | None:
 def _conv_shape(
     input: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> Tensor | None:
+    # [N, C, *space], [O, C / groups, *kernel] -> [N, O, *space]
     if input.shape[1] != weight.shape[1] * groups:
         return None
     space = [
@@ -227,6 +232,7 @@ def _norm_shape(input: Tensor, *_: Any) -> Tensor:
 
 
 def _attention_shape(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor | None:
+    # [..., L, E], [..., S, E], [..., S, V] -> [..., L, V]; grouped queries are left to ATen
     if query.shape[:-2] != value.shape[:-2] or key.shape[:-2] != value.shape[:-2]:
         return None
     return _meta(query, (*query.shape[:-1], value.shape[-1]))
@@ -243,7 +249,11 @@ def _lstm_shape(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """Without this, ATen would unroll the sequence."""
+    """ATen's meta kernel would unroll the sequence.
+
+    input ``[T, N, C]`` or ``[N, T, C]``, states ``[layers * directions, N, H]``,
+    output ``[..., H * directions]``.
+    """
     states = tuple(_meta(input, state.shape) for state in hidden)
     width = hidden[0].shape[-1] * (2 if bidirectional else 1)
     return (_meta(input, (*input.shape[:-1], width)), *states)

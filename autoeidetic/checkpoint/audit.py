@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from ..common import archive
 from ..common.environment import difference
+from ..common.undisturbed import undisturbed
 from ..errors import CheckpointError
 from ..proof import seals
 from ..tasks import reference
 from ..tasks.network import Network
 from ..tasks.task import Frozen, Output, Reference, Seal, Task
-from .context import undisturbed
 from .digest import checked, digest_of, noted_in
 from .example import dtype_of
 from .loading import blank, check_model, resume
@@ -53,7 +53,7 @@ def audit(
     """Audit the tasks in a file; see :func:`autoeidetic.audit`."""
     check_model(model)
     noted, file = None if digest is None else checked(digest), archive.as_path(path)
-    with archive.about(path), undisturbed():
+    with archive.about(path), undisturbed(generators="cpu", trainable=True):
         description, tensors, damage = archive.examine(file)
         unread = Audit(str(path), "" if damage is None else damage.fact, (), "")
         if noted is not None:

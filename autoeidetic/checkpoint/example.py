@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..common import codec
 from ..common.inputs import CallInputs
 from ..errors import CheckpointError
 from ..tasks.network import Network
@@ -41,13 +42,13 @@ def encode_calls(net: Network, tensors: dict[str, Tensor], prefix: str) -> Any:
     Of a model that looks at data all values are stored: they decide the path of its analysis.
     """
     whole = net.blueprint.looks
-    calls = [encode([each.args, each.kwargs], tensors, prefix, whole) for each in net.examples]
+    calls = [_encode([each.args, each.kwargs], tensors, prefix, whole) for each in net.examples]
     if not whole:
         return calls[0] if len(calls) == 1 else {"examples": calls}
     return {"examples": calls, "decisions": [repr(each.decisions) for each in net.examples]}
 
 
-def encode(value: Any, tensors: dict[str, Tensor], prefix: str, whole: bool = False) -> Any:
+def _encode(value: Any, tensors: dict[str, Tensor], prefix: str, whole: bool) -> Any:
     """Example inputs as JSON; small tensors of integers are added to ``tensors`` by value.
 
     With ``whole`` all tensors that have values are.
@@ -55,28 +56,28 @@ def encode(value: Any, tensors: dict[str, Tensor], prefix: str, whole: bool = Fa
     Raises:
         CheckpointError: a key of a dictionary is no plain value.
     """
-    if isinstance(value, Tensor):
+
+    def leaf(value: Any, _: str) -> Any:
+        if isinstance(value, torch.dtype):
+            return {"type": str(value)}
+        if not isinstance(value, Tensor):
+            return value
         name = None
         if by_value(value) or (whole and not value.is_meta):
             name = f"{prefix}{sum(other.startswith(prefix) for other in tensors)}"
             tensors[name] = value
         return {"shape": list(value.shape), "dtype": str(value.dtype), "value": name}
-    if isinstance(value, torch.dtype):
-        return {"type": str(value)}
-    if isinstance(value, tuple):
-        return {"tuple": [encode(item, tensors, prefix, whole) for item in value]}
-    if isinstance(value, list):
-        return [encode(item, tensors, prefix, whole) for item in value]
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, (str, int, float, type(None))):
-                raise CheckpointError(
-                    f"the file cannot hold an example input under the key {key!r}",
-                    remedy="convert the model with dictionaries whose keys are strings",
-                )
-        items = value.items()
-        return {"dict": [[key, encode(item, tensors, prefix, whole)] for key, item in items]}
-    return value
+
+    return codec.encode(value, leaf, _key)
+
+
+def _key(key: Any, _: str) -> Any:
+    if not isinstance(key, (str, int, float, type(None))):
+        raise CheckpointError(
+            f"the file cannot hold an example input under the key {key!r}",
+            remedy="convert the model with dictionaries whose keys are strings",
+        )
+    return key
 
 
 def decode_calls(value: Any, tensors: Mapping[str, Tensor]) -> list[CallInputs]:
@@ -114,19 +115,14 @@ def _call(value: Any, tensors: Mapping[str, Tensor]) -> CallInputs:
 
 
 def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if isinstance(value, list):
-        return [_decode(item, tensors) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if "shape" in value:
-        if value["value"] is not None:
-            return tensors[value["value"]]
-        return torch.empty(_shape(value["shape"]), dtype=dtype_of(value["dtype"]), device="meta")
-    if "type" in value:
-        return dtype_of(value["type"])
-    if "tuple" in value:
-        return tuple(_decode(item, tensors) for item in value["tuple"])
-    return {key: _decode(item, tensors) for key, item in value["dict"]}
+    def leaf(found: dict[str, Any]) -> Any:
+        if "type" in found:
+            return dtype_of(found["type"])
+        if found["value"] is not None:
+            return tensors[found["value"]]
+        return torch.empty(_shape(found["shape"]), dtype=dtype_of(found["dtype"]), device="meta")
+
+    return codec.decode(value, leaf)
 
 
 def _shape(value: Any) -> list[int]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..common import archive
 from ..common.inputs import CallInputs
+from ..common.undisturbed import undisturbed
 from ..enforce.slots import tensor_slots
 from ..errors import AutoeideticError, CheckpointError, InputError
 from ..routing import restore, routable_tasks, view
@@ -26,7 +27,6 @@ from ..tasks.network import Network
 from ..tasks.opening import new_heads
 from ..tasks.task import Task
 from . import rebuild
-from .context import undisturbed
 from .example import decode_calls, dtype_of
 from .fill import FRESH, check_places, distinct, filled
 from .record import (
@@ -48,7 +48,7 @@ def load(path: Any, model: nn.Module | None, convert: Callable[..., Net]) -> Net
     """The network in a file, made by ``convert``; see :func:`autoeidetic.load`."""
     check_model(model)
     file = archive.as_path(path)
-    with archive.about(path), undisturbed():
+    with archive.about(path), undisturbed(generators="cpu", trainable=True):
         description, tensors = archive.read(file)
         record = Record.parse(description)
         net = blank(record, tensors, model, convert)

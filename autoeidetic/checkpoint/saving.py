@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from ..common import archive
+from ..common.undisturbed import undisturbed
 from ..errors import CheckpointError, Place
 from ..tasks.network import Network
 from . import rebuild
-from .context import undisturbed
 from .example import encode_calls
 from .fill import distinct
 from .record import EXAMPLE, OWNERS, PRUNED, ROUTER, Record, RouterRecord, fingerprint, versions
@@ -41,7 +41,7 @@ def save(net: Network, path: Any) -> None:
         CheckpointError: the file cannot be written, or the network has state that no file holds.
     """
     file = archive.as_path(path)
-    with archive.about(path), undisturbed():
+    with archive.about(path), undisturbed(generators="cpu", trainable=True):
         # An optimizer step may have moved frozen values since the last pass; save the pinned ones.
         net.pins.impose()
         values = distinct(net.slots)

@@ -1,19 +1,18 @@
 """Archive: tensors and a description in one safetensors file, written whole or not at all.
 
 The description is JSON in the header. A digest over it and over every tensor tells an intact file
-from a damaged one before anything is made of it. Reading runs no code: neither safetensors nor
-JSON can hold any. Tensors come back with the strides they had, for kernels that see
-``channels_last`` give other bits.
+from a damaged one before any of it is used. Reading runs no code: neither safetensors nor JSON can
+hold any. Tensors come back with the strides they had, because kernels give other bits for
+``channels_last`` tensors.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -22,14 +21,14 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, InputError
-from .locks import Temporary
+from .files import replacing
 
-#: Raised when files of the old format can no longer be read as they are.
+#: Format version, increased when older files can no longer be read.
 FORMAT = 1
 _KEY = "autoeidetic"
 _INTACT = "use an intact copy of the file, or save the network again"
 _ELSEWHERE = "choose a file in a directory that exists, may be written to and has room"
-#: What a path may lead to besides a file; to put a file in its place would destroy it.
+#: What a path may lead to other than a file; putting a file in its place would destroy it.
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a FIFO"),
@@ -37,19 +36,19 @@ _KINDS = (
     (stat.S_ISBLK, "a device"),
     (stat.S_ISSOCK, "a socket"),
 )
-#: A file begins with the length of its header in eight bytes, and then the header so.
+#: How the header of a file begins, after eight bytes with its length.
 _BEGINNING = f'{{"__metadata__":{{"{_KEY}":'.encode()
-#: The subject of what is said here and in loading; :func:`about` puts the path in its place.
+#: The subject of facts about a file; :func:`about` replaces it by the path.
 _SUBJECT = "the file "
 
 
 class DamageError(CheckpointError):
-    """A file that was written here is no longer what it was."""
+    """A file that this package has written is damaged or was edited."""
 
 
 @contextmanager
 def about(path: Any) -> Iterator[None]:
-    """Say which file it is: facts in here are about "the file"."""
+    """Add the path to errors raised inside, whose facts are about "the file"."""
     try:
         yield
     except CheckpointError as error:
@@ -59,7 +58,7 @@ def about(path: Any) -> Iterator[None]:
 
 
 def named(fact: str, path: Any) -> str:
-    """A fact about "the file", with its path.
+    """A fact about "the file", with its path as the subject.
 
     >>> named("the file is damaged", "net.safetensors")
     "'net.safetensors' is damaged"
@@ -70,10 +69,10 @@ def named(fact: str, path: Any) -> str:
 
 
 def as_path(path: Any, what: str = "path") -> Path:
-    """What a caller passed as a path.
+    """The path that a caller passed.
 
     Raises:
-        InputError: it is none.
+        InputError: it is something else.
     """
     try:
         given = os.fspath(path)
@@ -92,27 +91,21 @@ def as_path(path: Any, what: str = "path") -> Path:
 def write(path: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Put tensors and a description (plain JSON values) into a file, replacing an older one.
 
-    What a killed process has left of other files in the directory is removed.
-
     Raises:
         CheckpointError: the file cannot be written; an older one is as it was.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    target = _target(path)
+    _check_target(path)
+    # header: {"format", "digest", "network", "strides"}; the digest covers the last two, and the
+    # names, types, shapes and bytes of all tensors
     stored = separate(tensors)
     content = {"network": description, "strides": _strides(tensors)}
     text = _canonical({"format": FORMAT, "digest": _digest(content, stored), **content})
     try:
-        with closing(Temporary(target.parent, ".tmp")) as temporary:
-            save_file(stored, temporary.path, {_KEY: text})
-            if target.exists():
-                shutil.copymode(target, temporary.path)
-            _to_disk(temporary.path)
-            os.replace(temporary.path, target)
-            if os.name == "posix":  # elsewhere a directory cannot be opened
-                _to_disk(target.parent)
+        with replacing(path) as temporary:
+            save_file(stored, temporary, {_KEY: text})
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"the file cannot be written: {error}", remedy=_ELSEWHERE) from error
     except (KeyError, ValueError) as error:
@@ -135,9 +128,10 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def examine(path: Path) -> tuple[Any, dict[str, Tensor], DamageError | None]:
-    """What is in a file, edited or not, and what is wrong with it.
+    """The description and tensors of a file that may be damaged, and its damage if there is any.
 
-    Of an edited file nothing is promised. The description is None when it cannot be read.
+    Nothing is guaranteed about the content of a damaged file; a description that cannot be read is
+    None.
 
     Raises:
         CheckpointError: there is no such file, or it is something else.
@@ -151,7 +145,7 @@ def examine(path: Path) -> tuple[Any, dict[str, Tensor], DamageError | None]:
         except CheckpointError:
             if _identity(path) == before:
                 raise
-        # it was replaced meanwhile, so parts of two files were read
+        # replaced while it was read, so parts of two files may have been mixed: read again
 
 
 def _examine(path: Path) -> tuple[Any, dict[str, Tensor], DamageError | None]:
@@ -170,7 +164,7 @@ def _examine(path: Path) -> tuple[Any, dict[str, Tensor], DamageError | None]:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Another one when the file was replaced."""
+    """A value that changes when the file is replaced."""
     try:
         status = path.stat()
     except OSError:
@@ -179,7 +173,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _stored(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The header and the tensors, as they are."""
+    """The header and the tensors, unchecked and without their strides."""
     from safetensors import SafetensorError, safe_open
 
     _check_kind(path)
@@ -202,39 +196,38 @@ def _stored(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _check_kind(path: Path, prefix: str = "") -> None:
-    """Is there a file, or nothing at all?
+    """Check that a path leads to a file or to nothing.
 
     Raises:
-        CheckpointError: there is something else: a file in its place would destroy it, and reading
-            it may never end.
+        CheckpointError: it leads to something else: writing would destroy it, and reading may never
+            end.
     """
     try:
         mode = os.stat(path).st_mode
-    except OSError:  # nothing is there, or nothing that can be reached
+    except OSError:  # nothing there, or not within reach
         return
     if not stat.S_ISREG(mode):
         kind = next((words for test, words in _KINDS if test(mode)), "something else")
         raise CheckpointError(f"the file {prefix}is {kind}", remedy="pass the path of a file")
 
 
-def _target(path: Path) -> Path:
-    """The file that a link points to, which goes on pointing there.
+def _check_target(path: Path) -> None:
+    """Can a file be put there?
 
     Raises:
-        CheckpointError: it is something else than a file, or has no name any more.
+        CheckpointError: there is something other than a file, or a file without a name.
     """
     _check_kind(path, "cannot be written: it ")
-    target = Path(os.path.realpath(path))
-    if os.path.exists(path) and not target.exists():  # an open file that was removed
+    if os.path.exists(path) and not os.path.exists(os.path.realpath(path)):
+        # /proc/self/fd/3 of a file that was removed while it was open
         fact = "the file cannot be written: it is a link to a file without a name"
         raise CheckpointError(fact, remedy=_ELSEWHERE)
-    return target
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """Byte by byte, for what safetensors gives lies in the file, which may change.
+    """A copy of the bytes: tensors of safetensors are views of the file, which may change.
 
-    ``clone`` makes 1 of every boolean that is not 0, and an edit of one would not be seen.
+    ``clone`` would turn every boolean byte that is not 0 into 1, and hide an edit of it.
     """
     content = tensor.reshape(-1).view(torch.uint8).clone()
     return content.view(tensor.dtype).reshape(tensor.shape)
@@ -265,7 +258,7 @@ def _outer(text: str | None) -> dict[str, Any]:
         )
     if version != FORMAT or outer.keys() != {"format", "digest", "network", "strides"}:
         raise _damaged()
-    # the text itself is compared, so that no edit goes by that JSON would read over
+    # the text itself is compared: some edits (spaces, repeated keys) disappear in parsing
     return {**outer, "canonical": canonical}
 
 
@@ -288,7 +281,7 @@ def _digest(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
 
 
 def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors on the CPU; safetensors wants no two of them in one memory."""
+    """Contiguous tensors on the CPU; safetensors takes no two of them in the same memory."""
     result: dict[str, Tensor] = {}
     taken: set[int] = set()
     for name, tensor in tensors.items():
@@ -301,7 +294,7 @@ def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _strides(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
-    """Of the tensors that are not laid out row by row."""
+    """The strides of the tensors that are not laid out row by row."""
     result = {}
     for name, tensor in tensors.items():
         kept = torch.empty_like(tensor, device="meta").stride()
@@ -311,10 +304,10 @@ def _strides(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
 
 
 def _in_order(tensors: Mapping[str, Tensor], strides: Any) -> dict[str, Tensor]:
-    """All tensors, some of them in another order in memory.
+    """All tensors, with the given strides where there are some.
 
     Raises:
-        DamageError: there are no such orders.
+        DamageError: the strides do not fit the tensors.
     """
     try:
         return {**tensors, **{n: _with_strides(tensors[n], s) for n, s in strides.items()}}
@@ -323,19 +316,12 @@ def _in_order(tensors: Mapping[str, Tensor], strides: Any) -> dict[str, Tensor]:
 
 
 def _with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
-    """The same values in another order in memory."""
+    """The same values in memory with other strides."""
+    # without gaps or overlaps, sorted strides are the products of the sizes before them
     dense = 1
     for step, size in sorted(zip(strides, tensor.shape, strict=True)):
         if size > 1 and step == dense:
             dense *= size
-    if dense != tensor.numel():  # would take memory at will
+    if dense != tensor.numel():  # strides with gaps could ask for any amount of memory
         raise _damaged()
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
-
-
-def _to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

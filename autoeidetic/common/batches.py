@@ -1,4 +1,4 @@
-"""Batches: what is in one, how a network is called on it, the loss by default, who reads which."""
+"""Batches: inputs and targets, calling a network on them, the default loss, shares of processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def split(batch: Any) -> tuple[Any, Any]:
     """(inputs, targets) of a batch.
 
     Raises:
-        InputError: it is something else than a pair.
+        InputError: it is not a pair.
     """
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise InputError(
@@ -30,7 +30,7 @@ def split(batch: Any) -> tuple[Any, Any]:
 
 
 def call(net: Callable[..., Any], inputs: Any, **options: Any) -> Any:
-    """A network on a tensor, a tuple of positional or a dict of keyword arguments."""
+    """Call a network on a tensor, a tuple of positional or a dict of keyword arguments."""
     if isinstance(inputs, Mapping):
         return net(**inputs, **options)
     if isinstance(inputs, (tuple, list)):
@@ -39,14 +39,14 @@ def call(net: Callable[..., Any], inputs: Any, **options: Any) -> Any:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """All tensors of a batch on the device of the network."""
+    """The batch with all its tensors on a device."""
     return pytree.tree_map_only(Tensor, lambda t: t.to(device, non_blocking=True), batch)
 
 
 def criterion(output: Any, target: Tensor) -> Tensor:
     """Cross entropy for whole-number targets, binary cross entropy for real ones.
 
-    Of a structured output the first tensor counts. Whole-number targets may be dense:
+    The logits are the first tensor of a structured output. Whole-number targets may be dense:
     ``[N, H, W]`` for logits ``[N, C, H, W]``; -100 is left out. Real targets have the shape of the
     logits: one probability for each label; NaN is left out.
 
@@ -64,6 +64,7 @@ def criterion(output: Any, target: Tensor) -> Tensor:
     if target.dtype == torch.bool and target.shape == logits.shape:
         target = target.to(logits.dtype)
     if target.is_floating_point() and target.shape == logits.shape:
+        # NaN marks labels that nobody has given
         known = ~target.isnan()
         return F.binary_cross_entropy_with_logits(logits[known], target[known].to(logits.dtype))
     raise InputError(
@@ -88,7 +89,7 @@ def first_tensor(value: Any, what: str, remedy: str) -> Tensor:
 
 
 def length(loader: Any) -> int | None:
-    """How many batches a loader has; None when it does not tell."""
+    """The number of batches of a loader; None when it has no length."""
     try:
         return len(loader)
     except TypeError:
@@ -96,15 +97,16 @@ def length(loader: Any) -> int | None:
 
 
 def default_loss(net: Callable[..., Any], batch: Any) -> Tensor:
-    """:func:`criterion` on a batch."""
+    """:func:`criterion` of a network on a batch."""
     inputs, target = split(batch)
     return criterion(call(net, inputs), target)
 
 
 def divided(loader: Any) -> Any:
-    """A loader of which every process gets its part; as it is if its order is the user's own."""
+    """A loader that gives each process its share; unchanged if it has a custom sampler."""
     if distributed.count() == 1 or not isinstance(loader, DataLoader):
         return loader
+    # a custom batch sampler, or one that repeats or leaves out: its order is kept as it is
     if loader.batch_size is None or not _takes_each_once(loader.sampler, loader.dataset):
         return loader
     shuffle = isinstance(loader.sampler, RandomSampler)

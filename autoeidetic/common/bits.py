@@ -12,7 +12,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """The same memory as integers; numbers that are complex get a last dimension of two."""
+    """The same memory as integers; complex numbers get a last dimension of two."""
     if tensor.is_complex():
         return bits(torch.view_as_real(tensor.resolve_conj()))
     if not tensor.is_floating_point():
@@ -21,13 +21,14 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 def different(left: Tensor, right: Tensor) -> Tensor:
-    """Where two tensors of one shape and type differ in a bit. A NaN is a NaN, whatever its bits.
+    """Where two tensors of one shape and type differ in a bit. All NaNs count as the same.
 
     Example:
         >>> left, right = torch.tensor([0.0, 1.0, torch.nan]), torch.tensor([-0.0, 1.0, torch.nan])
         >>> different(left, right)
         tensor([ True, False, False])
     """
+    # integers of the same width: as floats, 0 == -0 and NaN != NaN
     differs = bits(left) != bits(right)
     if left.is_complex():
         differs = differs.any(-1)
@@ -35,7 +36,7 @@ def different(left: Tensor, right: Tensor) -> Tensor:
 
 
 def same(left: Tensor, right: Tensor) -> bool:
-    """Are shape, type and every bit the same? A NaN with the same bits is."""
+    """Are shape, type and every bit the same? The bits of NaNs count, too."""
     return left.dtype == right.dtype and torch.equal(bits(left), bits(right))
 
 
@@ -43,11 +44,12 @@ def same(left: Tensor, right: Tensor) -> bool:
 
 
 def tensors_of(answer: Any) -> list[Tensor]:
+    """The tensors in a structure, in order."""
     return [leaf for leaf in pytree.tree_leaves(answer) if isinstance(leaf, Tensor)]
 
 
 def finite(answer: Any) -> bool:
-    """Is no number in it infinite or NaN?
+    """Are all numbers in it finite?
 
     Example:
         >>> finite({"logits": torch.tensor([1.0, torch.inf]), "index": torch.tensor(1)})
@@ -61,6 +63,6 @@ def finite(answer: Any) -> bool:
 
 
 def alike(left: Any, right: Any) -> bool:
-    """Have two answers of one structure the same bits? A NaN is a NaN."""
+    """Do two answers of one structure have the same bits? All NaNs count as the same."""
     pairs = zip(tensors_of(left), tensors_of(right), strict=True)
     return all(a.shape == b.shape and not bool(different(a, b).any()) for a, b in pairs)

@@ -1,4 +1,4 @@
-"""Digest: a fingerprint of a task's outputs, to show over time that no bit has moved."""
+"""Digests: fingerprints of a task's outputs, to show over time that no bit has moved."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from . import distributed
 
 @dataclass(frozen=True)
 class Digest:
-    """Fingerprints of what a task was asked and of what it answered.
+    """Fingerprints of a task's inputs and of its outputs.
 
-    Two answers can be compared only when the questions were the same: a loader that shuffles asks
-    others every time.
+    Outputs can be compared only when the inputs were the same: a loader that shuffles gives others
+    every time.
     """
 
     inputs: str
@@ -29,7 +29,7 @@ class Digest:
 
 
 class Hasher:
-    """Takes the bytes of tensors, of any structure and type, one after another.
+    """Hashes the bytes of tensors, of any structure and type, one after another.
 
     >>> one, other = Hasher(), Hasher()
     >>> one.update(torch.tensor([0.0]))
@@ -44,6 +44,7 @@ class Hasher:
     def update(self, value: Any) -> None:
         for leaf in pytree.tree_leaves(value):
             if isinstance(leaf, Tensor):
+                # without type and shape, [2, 3] and [3, 2] of the same bytes would look alike
                 self._hash.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
                 self._hash.update(memoryview(_bytes(leaf)))
             else:
@@ -59,7 +60,7 @@ def _bytes(tensor: Tensor) -> Any:
 
 
 def combine(inputs: Hasher, outputs: Hasher, together: bool) -> Digest:
-    """One digest for the parts of all processes."""
+    """The digest of this process, or one over all processes in the order of their ranks."""
     own = (inputs.digest(), outputs.digest())
     if not together or distributed.count() == 1:
         return Digest(*own)

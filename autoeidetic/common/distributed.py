@@ -1,4 +1,4 @@
-"""Parallel: several processes that train one network, by ``torch.distributed``.
+"""Distributed: several processes that train one network, with ``torch.distributed``.
 
 Every function works without it as well: then there is one process, and nothing to exchange.
 """
@@ -17,7 +17,7 @@ Value = TypeVar("Value")
 
 
 def start() -> None:
-    """Join the processes that ``torchrun`` has launched, unless the program has done so."""
+    """Join the processes that ``torchrun`` has launched, unless the program has already."""
     if not distributed.is_available() or distributed.is_initialized():
         return
     if distributed.is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1:
@@ -25,14 +25,14 @@ def start() -> None:
 
 
 def count() -> int:
-    """How many processes there are."""
+    """The number of processes."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_world_size()
     return 1
 
 
 def rank() -> int:
-    """Which of them this is; the first one writes files and shows progress."""
+    """The number of this process; process 0 writes files and shows progress."""
     return distributed.get_rank() if count() > 1 else 0
 
 
@@ -43,12 +43,12 @@ def total(tensor: Tensor) -> Tensor:
     device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
     summed = tensor.to(device, copy=True)
     distributed.all_reduce(summed)
-    distributed.broadcast(summed, 0)
+    distributed.broadcast(summed, 0)  # a reduction may differ in the last bits between processes
     return summed.to(tensor.device)
 
 
 def same(tensors: Iterable[Tensor]) -> None:
-    """Give every process the values that the first one has."""
+    """Copy the values of process 0 to every process."""
     if count() > 1:
         for tensor in tensors:
             distributed.broadcast(tensor.detach(), 0)
@@ -60,12 +60,12 @@ def mean(values: np.ndarray) -> np.ndarray:
 
 
 def first(value: Value) -> Value:
-    """What the first process has."""
+    """The value of process 0."""
     return share(value)[0]
 
 
 def share(value: Value) -> list[Value]:
-    """What every process has, in their order."""
+    """The values of all processes, in the order of their ranks."""
     if count() == 1:
         return [value]
     found: list[Any] = [None] * count()
@@ -74,6 +74,6 @@ def share(value: Value) -> list[Value]:
 
 
 def wait() -> None:
-    """Until all have come here."""
+    """Wait for all processes."""
     if count() > 1:
         distributed.barrier()

@@ -1,4 +1,4 @@
-"""About: when, with what and from which seeds a run was made."""
+"""Environment: the date, seeds and package versions of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PACKAGES = ("autoeidetic", "torch", "torchvision", "timm", "numpy")
 
 
 def date(given: datetime | str | None) -> str:
-    """A date as text; without one, now.
+    """A date as text; now if none is given.
 
     >>> date(datetime(2025, 1, 31, 12))
     '2025-01-31T12:00:00'
@@ -25,7 +25,7 @@ def date(given: datetime | str | None) -> str:
 
 
 def seeds(given: Mapping[str, int] | int | None) -> dict[str, int]:
-    """Seeds by name; without any, that of torch.
+    """Seeds by name; torch's present one if none is given.
 
     >>> seeds(7)
     {'torch': 7}
@@ -36,7 +36,7 @@ def seeds(given: Mapping[str, int] | int | None) -> dict[str, int]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that decide about bits."""
+    """The versions of Python and of the packages that the bits of results depend on."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""Files: CSV and JSON of plain values, each file written whole or not at all."""
+"""Files: written whole or not at all; CSV and JSON of plain values."""
 
 from __future__ import annotations
 
@@ -7,34 +7,74 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from .locks import Temporary
 
-#: A spreadsheet takes text that begins so for a formula.
+#: Spreadsheets take text that begins with one of these for a formula.
 _FORMULA = tuple("=+-@'")
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to; after the block, that file is in the place of ``path``.
+
+    Whatever happens, the old file or the new one is there. A link goes on pointing where it does,
+    the new file has the permissions of the old one, and what killed processes have left in the
+    directory is removed.
+
+    Raises:
+        OSError: the file cannot be written; the old one is as it was.
+    """
+    target = Path(os.path.realpath(path))
+    with closing(Temporary(target.parent, ".tmp")) as temporary:
+        yield temporary.path
+        if target.exists():
+            shutil.copymode(target, temporary.path)
+        # content first, then its name: after a power cut no name leads to half a file
+        to_disk(temporary.path)
+        os.replace(temporary.path, target)
+        if os.name == "posix":  # elsewhere a directory cannot be opened
+            to_disk(target.parent)
+
+
+def to_disk(path: Path) -> None:
+    """Wait until a file or directory is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace a file; a device or a FIFO takes the bytes itself.
+
+    Raises:
+        OSError: it cannot be written; the old file is as it was.
+    """
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
 def write(path: Path, data: bytes) -> None:
-    """Replace a file; whatever happens, the old one or the new one is there.
+    """Replace a file, in a directory that is made if there is none.
 
     Raises:
         InputError: it cannot be written; the old file is as it was.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        write_bytes(path, data)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
         raise InputError(
             f"'{path}' cannot be written: {error}",
             remedy="choose a directory that may be written to and has room; what was recorded "
@@ -46,7 +86,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def to_json(value: Any) -> bytes:
-    """Strict JSON: NaN and infinity are null, what JSON does not know is its text.
+    """Strict JSON: NaN and infinity become null, values unknown to JSON become their text.
 
     >>> to_json({"a": float("nan"), "b": (1, 2)})
     b'{\\n  "a": null,\\n  "b": [\\n    1,\\n    2\\n  ]\\n}\\n'
@@ -76,10 +116,10 @@ def as_stored(value: Any) -> Any:
 
 
 def from_json(path: Path) -> Any:
-    """What is in a JSON file.
+    """The content of a JSON file.
 
     Raises:
-        InputError: it is something else.
+        InputError: the file cannot be read.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -107,7 +147,7 @@ def to_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def _cell(value: Any) -> Any:
-    """Text that begins like a formula gets a quotation mark before it."""
+    """Text that begins like a formula gets a quotation mark in front."""
     if isinstance(value, str) and value.startswith(_FORMULA):
         return f"'{value}"
     return value

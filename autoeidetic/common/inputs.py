@@ -1,4 +1,4 @@
-"""Example inputs: what the user passed, or what a timm, torchvision or transformers model wants."""
+"""Example inputs: those that the user passed, or those of timm, torchvision and transformers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PLAIN = (int, float, bool, str, type(None), torch.dtype)
 class CallInputs:
     """The positional and keyword arguments of one call of the model.
 
-    ``decisions``: what the model's code has read out of tensors in this call, where that is known
-    (:mod:`autoeidetic.capture.decisions`). Its analysis then takes the same path.
+    ``decisions`` holds what the model's code reads out of tensors in this call, if that is known
+    (:mod:`autoeidetic.capture.decisions`). The analysis then takes the same path.
     """
 
     args: tuple[Any, ...]
@@ -29,7 +29,7 @@ class CallInputs:
 
 
 def check_module(model: Any) -> None:
-    """Is it a model?
+    """Check that a model was passed.
 
     Raises:
         InputError: it is something else.
@@ -42,12 +42,12 @@ def check_module(model: Any) -> None:
 
 
 def check_loader(loader: Any, name: str) -> None:
-    """Can batches be read from it? It is not read, for that may start processes.
+    """Check that batches can be read from a loader, without reading any: that may start processes.
 
     Raises:
         InputError: they cannot.
     """
-    # the second is how Python reads what has no __iter__, such as a dataset
+    # Python iterates over objects without __iter__, such as datasets, through __getitem__
     if not isinstance(loader, Iterable) and not hasattr(type(loader), "__getitem__"):
         raise InputError(
             f"{name} is a {type(loader).__qualname__}, which gives no batches",
@@ -130,6 +130,7 @@ def _image(*size: int) -> CallInputs:
 
 def _timm_inputs(model: nn.Module) -> CallInputs | None:
     config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    # [C, H, W]; a model made with img_size= has its own in patch_embed
     size = config.get("input_size") if isinstance(config, Mapping) else None
     if size is None:
         return None

@@ -1,9 +1,9 @@
-"""Locks: files that the operating system knows to be in use, until their process ends or dies.
+"""Locks: files that the operating system keeps locked until their process ends or is killed.
 
-Temporary files have a lock beside them while they are needed, so what is not locked was left by a
-process that was killed. A directory is locked while a run keeps its states there. A fork gives a
-lock on to the child; the lock of a directory is given up there, for a worker that outlives a killed
-run must not keep it.
+A temporary file has a lock beside it while it is needed, so a file whose lock nobody holds was left
+by a process that was killed. A directory is locked while a run keeps its states there. A forked
+child inherits locks; it gives up those of directories, because a data loader's worker that outlives
+a killed run must not keep the run's directory locked.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ LOCK = ".autoeidetic.lock"
 _PREFIX = ".autoeidetic-"
 _DAY = 24 * 60 * 60
 _ATTEMPTS = 10
-#: Of a lock that somebody else has.
+#: Error numbers of a lock that another process holds.
 _TAKEN = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
-#: Some network file systems keep locks from other hosts: there only the age of a file tells.
+#: Network file systems may hide locks from other hosts; there only a file's age shows a leftover.
 _HOST = blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _OTHER_DIRECTORY = (
@@ -49,14 +49,14 @@ _OTHER_DIRECTORY = (
 
 
 class _TakenError(Exception):
-    """Somebody else has the lock."""
+    """Another process holds the lock."""
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock a file, or learn that the file system has no locks (False).
+    """Lock a file; False when the file system has no locks.
 
     Raises:
-        _TakenError: somebody else has it.
+        _TakenError: another process holds the lock.
     """
     try:
         if fcntl is not None:
@@ -74,7 +74,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _still_there(descriptor: int, path: str | Path) -> bool:
-    """Is it the file of this name, or has somebody removed that meanwhile?"""
+    """Is the open file still the one of this name, or was that removed or replaced?"""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
@@ -85,11 +85,10 @@ def _still_there(descriptor: int, path: str | Path) -> bool:
 
 
 class Temporary:
-    """The path of a file to be, in a folder of its own; close it when the file is not needed.
+    """The path of a temporary file, in a folder of its own; ``close`` removes the folder.
 
-    A lock in the folder tells others that it is in use. Not on the file itself, for who writes it
-    may put another one in its place. Folders of the same kind whose processes are surely dead are
-    removed first.
+    A lock in the folder shows other processes that it is in use. The file itself is not locked,
+    because its writer may replace it. Folders left by dead processes are removed first.
 
     Raises:
         OSError: no folder can be made there.
@@ -105,7 +104,7 @@ class Temporary:
                 self._descriptor = _locked(folder, os.O_CREAT | os.O_EXCL)
                 break
             except (_TakenError, FileNotFoundError) as error:
-                # another process took it for a leftover before it was locked
+                # between mkdir and the lock, another process removed it as a leftover
                 _remove(folder)
                 if attempt == _ATTEMPTS:
                     raise OSError(errno.EAGAIN, "a new file cannot be locked", folder) from error
@@ -115,9 +114,9 @@ class Temporary:
         self.path = folder / "content"
 
     def close(self) -> None:
-        """Remove the folder with all that is in it.
+        """Remove the folder and its content.
 
-        By the process that made it alone: those forked from it have this object as well.
+        Only the process that made it does: forked processes have a copy of this object.
         """
         if os.getpid() == self._maker:
             os.close(self._descriptor)
@@ -125,18 +124,18 @@ class Temporary:
 
 
 def _locked(folder: Path, flags: int) -> int:
-    """The descriptor of the lock in a folder; a file system without locks has to do.
+    """The descriptor of the lock in a folder, locked if the file system has locks.
 
     Raises:
         FileNotFoundError: the folder is gone, or there is no lock.
-        _TakenError: somebody else has it.
+        _TakenError: another process holds the lock, or nothing shows whether one does.
     """
     path = folder / "lock"
     descriptor = os.open(path, os.O_RDWR | _NO_LINK | flags, 0o600)
     try:
         has_locks = _lock(descriptor)
         if not has_locks and not flags:
-            raise _TakenError  # nobody can tell
+            raise _TakenError  # without locks a leftover looks like a file in use
         if not _still_there(descriptor, path):
             raise FileNotFoundError(path)
     except BaseException:
@@ -159,6 +158,7 @@ def _remove_if_dead(folder: Path) -> None:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != _user():
         return
+    # on this host the lock tells; of another host's folders only those older than a day are tried
     times = [found.st_mtime, *(each.lstat().st_mtime for each in folder.iterdir())]
     if max(times) > time.time() - _DAY and not folder.name.startswith(f"{_PREFIX}{_HOST}-"):
         return
@@ -174,7 +174,7 @@ def _user() -> int:
 
 
 def _remove(folder: Path) -> None:
-    """A folder and the files in it; the lock goes last."""
+    """Remove a folder and the files in it; the lock goes last."""
     with suppress(OSError):
         for each in sorted(folder.iterdir(), key=lambda path: path.name == "lock"):
             with suppress(OSError):
@@ -198,9 +198,9 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def alone(directory: Path) -> Iterator[None]:
-    """Make a directory if there is none, and keep other runs out of it meanwhile.
+    """Make a directory if there is none, and keep other runs out of it during the block.
 
-    All processes of one distributed run call it; the first one has the lock.
+    All processes of a distributed run call it; process 0 holds the lock.
 
     Raises:
         CheckpointError: another run is in it, or it cannot be written to.
@@ -211,7 +211,7 @@ def alone(directory: Path) -> Iterator[None]:
             descriptor = _taken(directory)
         except CheckpointError as error:
             problem = error.fact, error.remedy
-    # a process that raises alone would leave the others waiting
+    # all processes raise together: one that raises alone leaves the others waiting
     problem = distributed.first(problem)
     if problem is not None:
         raise CheckpointError(problem[0], remedy=problem[1])
@@ -236,7 +236,7 @@ def _taken(directory: Path) -> int:
             except BaseException:
                 os.close(descriptor)
                 raise
-            os.close(descriptor)  # the run before has just removed it
+            os.close(descriptor)  # the previous run has just removed the file
         else:
             raise _TakenError
     except _TakenError:
@@ -263,7 +263,7 @@ def _taken(directory: Path) -> int:
 
 
 def _sign(descriptor: int) -> None:
-    """For the message of another run; a full disk is no reason to stop."""
+    """Write who holds the lock, for the message of another run; a full disk is no problem."""
     with suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.lseek(descriptor, 0, os.SEEK_SET)
@@ -271,6 +271,7 @@ def _sign(descriptor: int) -> None:
 
 
 def _who(path: Path) -> str:
+    """Who holds the lock, in parentheses, if the file says so."""
     with suppress(OSError, ValueError):
         found = path.read_text(encoding="utf-8")[:200]
         if found.isprintable() and found:
@@ -279,8 +280,8 @@ def _who(path: Path) -> str:
 
 
 def _give_back(descriptor: int, path: Path) -> None:
-    """Removes the file while it is locked: who opens it in between finds that it is gone."""
-    if descriptor not in held_locks:  # in a child that was forked
+    """Remove the file while it is locked: a process that has just opened it notices that."""
+    if descriptor not in held_locks:  # in a forked child
         return
     with suppress(OSError):
         if _still_there(descriptor, path):

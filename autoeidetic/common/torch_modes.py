@@ -1,7 +1,8 @@
-"""Surroundings: what else of PyTorch is at work around a pass of a network.
+"""Torch modes: tracers and transforms around a pass, tensors and modules that cannot be divided.
 
 A pass may be recorded (``torch.jit.trace``, ``torch.export``, ``make_fx``, fake tensors), and
-tensors of a network may stop to be plain ones (``DTensor`` of FSDP2, those of ``torch.func``).
+the tensors of a network may be replaced by special ones (``DTensor`` of FSDP2, wrappers of
+``torch.func``).
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import EnforcementError, with_article
 
-#: The classes of nearly all tensors in models.
+#: The classes of nearly all tensors in models: known to be supported without a closer look.
 PLAIN = frozenset({Tensor, nn.Parameter})
 _MODES = torch._C._TorchDispatchModeKey
 _DISABLED = torch._C._disabled_torch_dispatch_impl
 
 
-def recording() -> bool:
-    """Is the pass written down rather than computed? Then nothing may look at its values."""
+def is_recording() -> bool:
+    """Is the pass recorded by a tracer or compiler? Then nothing may look at its values."""
     return (
         torch.compiler.is_compiling()
         or torch.jit.is_tracing()
@@ -36,8 +37,8 @@ def recording() -> bool:
 
 
 @contextmanager
-def unrecorded() -> Iterator[None]:
-    """What is done to look after a network is no part of what is recorded."""
+def recording_paused() -> Iterator[None]:
+    """Keep what runs inside out of a recording: checks of the network are no part of its pass."""
     trace = torch._C._get_tracing_state()
     if trace is None and not torch._C._len_torch_dispatch_stack():
         yield
@@ -50,39 +51,43 @@ def unrecorded() -> Iterator[None]:
         torch._C._set_tracing_state(trace)  # type: ignore[attr-defined]
 
 
-def same_trace() -> AbstractContextManager[Any]:
-    """``torch.jit.trace`` checks a trace against one made in ``no_grad``: both must be the same."""
+def same_gradients_in_traces() -> AbstractContextManager[Any]:
+    """Record gradients in every ``torch.jit.trace``.
+
+    It checks a trace against a second one made in ``no_grad``, and both must be the same.
+    """
     return torch.enable_grad() if torch.jit.is_tracing() else nullcontext()
 
 
-def not_scriptable() -> EnforcementError:
+def script_error() -> EnforcementError:
+    """The error for ``torch.jit.script``, which reads source code and sees no guards."""
     return EnforcementError(
         "torch.jit.script cannot read how the modules of a network are divided between tasks",
         remedy="use torch.jit.trace(net, inputs) or torch.export.export(net, (inputs,))",
     )
 
 
-def transforming() -> bool:
-    """Is a transform of ``torch.func`` at work?"""
+def is_transforming() -> bool:
+    """Is a transform of ``torch.func`` (``grad``, ``vmap``, ...) active?"""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 @dataclass(frozen=True)
-class Strangeness:
-    """What a tensor is that is not a plain one, and what to do about it."""
+class Unsupported:
+    """A tensor or module whose values cannot be divided between tasks, and the remedy."""
 
     kind: str
     remedy: str
 
 
-def strangeness(tensor: Tensor) -> Strangeness | None:
-    """Why elements of a tensor cannot be read and written in place; None when they can."""
+def unsupported_tensor(tensor: Tensor) -> Unsupported | None:
+    """What keeps the elements of a tensor from being read and written in place; None if nothing."""
     kind = type(tensor)
     if not _is_plain(kind):
         remedy = _REMEDIES.get(kind.__name__, "give the module the tensor back that it had")
-        return Strangeness(with_article(kind.__name__), remedy)
-    if transforming() and torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        return Strangeness("a tensor of a torch.func transform", _REMEDIES["torch.func"])
+        return Unsupported(with_article(kind.__name__), remedy)
+    if is_transforming() and torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return Unsupported("a tensor of a torch.func transform", _REMEDIES["torch.func"])
     return None
 
 
@@ -95,24 +100,24 @@ _REMEDIES = {
 }
 
 
-def keeps_weights_away(module: nn.Module) -> Strangeness | None:
-    """Does a module hold its weights elsewhere than in parameters of its own?"""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # not there: nobody has used it
+def unsupported_module(module: nn.Module) -> Unsupported | None:
+    """What keeps the weights of a module outside of its own parameters; None if nothing does."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # imported only if the program uses it
     if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
-        return Strangeness("a FullyShardedDataParallel", "convert the model that it wraps")
+        return Unsupported("a FullyShardedDataParallel", "convert the model that it wraps")
     if isinstance(module, torch.jit.ScriptModule):
         if not any(True for _ in module.parameters()):
             return None
         remedy = "convert a model with the module that it was scripted from"
-        return Strangeness("a torch.jit script with parameters", remedy)
+        return Unsupported("a torch.jit script with parameters", remedy)
     if any(isinstance(value, torch.ScriptObject) for value in vars(module).values()):
         kind = f"{type(module).__module__}.{type(module).__name__}"
         remedy = "convert the model as it was before it was quantized"
-        return Strangeness(f"the packed weights of a {kind}", remedy)
+        return Unsupported(f"the packed weights of a {kind}", remedy)
     return None
 
 
 @cache
 def _is_plain(kind: type) -> bool:
-    """Does a class of tensors leave all operators to PyTorch?"""
+    """Does a class of tensors use PyTorch's own operators, without ``__torch_dispatch__``?"""
     return kind.__torch_dispatch__ is _DISABLED  # type: ignore[attr-defined]

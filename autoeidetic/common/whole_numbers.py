@@ -1,4 +1,4 @@
-"""Integers of any library, as plain ones that a file can hold."""
+"""Whole numbers: integers of any library as plain ones, which a file can hold."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def whole_number(value: Any) -> int | None:
-    """A plain int for whatever counts as one; None for anything else, a boolean too.
+    """An integer of any type as a plain int; None for anything else, booleans included.
 
     Example:
         >>> import numpy, torch

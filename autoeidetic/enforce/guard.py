@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..common.inputs import PLAIN
 from ..common.process_state import guarded_classes
-from ..common.torch_modes import not_scriptable
+from ..common.torch_modes import script_error
 from ..errors import EnforcementError, Place
 from ..plan.blueprint import Blueprint
 
@@ -190,7 +190,7 @@ class Guarded:
         return guard.run(self, forward, args, kwargs)  # type: ignore[arg-type]
 
     def __prepare_scriptable__(self) -> NoReturn:  # called by torch.jit.script
-        raise not_scriptable()
+        raise script_error()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # pickle finds classes by name, and the name of a guarded class is that of its base

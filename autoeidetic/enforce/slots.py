@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ..common.torch_modes import PLAIN, strangeness
+from ..common.torch_modes import PLAIN, unsupported_tensor
 from ..errors import EnforcementError, Place
 
 
@@ -52,7 +52,7 @@ class Holder:
                 "norm, pruning masks, FSDP without use_orig_params); such things belong to a model "
                 "before it is converted",
             )
-        strange = strangeness(tensor)
+        strange = unsupported_tensor(tensor)
         if strange is not None:
             raise EnforcementError(
                 f"'{self.path}.{name}' is now {strange.kind}, which cannot keep frozen values",

@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
 from ..common.bits import different
-from ..common.generators import seed_generators, untouched_generators
 from ..common.inputs import CallInputs
+from ..common.undisturbed import seed_generators, undisturbed
 from ..enforce.guard import original_class
 from ..errors import AutoeideticError, EnforcementError, Place, RehearsalWarning
 from ..tasks.network import Network
@@ -41,8 +41,8 @@ def rehearse(net: Network) -> None:
     """
     if any(parameter.is_meta for parameter in net.backbone.parameters()):
         return  # there are no values to compute with
-    with untouched_generators(), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # those of the model were given by the analysis
+    # quiet: the analysis has given the model's warnings already
+    with undisturbed(generators="all", gradients=False, quiet=True):
         try:
             total = _PASSES * len(net.examples)
             with tqdm(total=total, desc="rehearsal", delay=5, leave=False, disable=None) as bar:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..common.bits import different, finite
-from ..common.generators import seed_generators, untouched_generators
+from ..common.undisturbed import seed_generators, undisturbed
 from ..errors import EnforcementError, TaskError
 from ..tasks.network import Network
 from . import recheck
@@ -117,8 +117,10 @@ def verify(net: Network, args: Any, kwargs: Any, *, rounds: int, seed: int) -> V
             seed_generators(seed)
         return [outputs(net, task.index, args, kwargs) for task in finished]
 
-    with _as_it_was(net) as kept, torch.no_grad(), untouched_generators():
-        net.eval()
+    with (
+        undisturbed(net, evaluate=True, generators="all", gradients=False),
+        _kept_values(net) as kept,
+    ):
         random = any(compare(a, b)[1] for a, b in zip(ask(False), ask(False), strict=True))
         before = ask()
         if random and any(compare(a, b)[1] for a, b in zip(before, ask(), strict=True)):
@@ -168,15 +170,12 @@ def compare(before: list[Tensor], after: list[Tensor]) -> tuple[int, int, float]
 
 
 @contextmanager
-def _as_it_was(net: Network) -> Iterator[dict[str, Tensor]]:
-    """Modes and values as they were, whatever happens inside; gives the values."""
-    modes = {module: module.training for module in net.modules()}
+def _kept_values(net: Network) -> Iterator[dict[str, Tensor]]:
+    """All values, which are put back after the block."""
     state = _copy(net)
     try:
         yield state
     finally:
-        for module, mode in modes.items():
-            module.training = mode
         _put_back(net, state)
 
 

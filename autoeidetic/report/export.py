@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import networkx as nx
 
 from ..capture.graph import Capture
+from ..common.tables import table as aligned
 from ..couple.structure import Structure
 
 if TYPE_CHECKING:
@@ -115,14 +116,7 @@ def table(deps: Dependencies) -> str:
                 ", ".join(operators) or "-",
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [_summary(deps), ""]
-    for row in rows:
-        cells = [
-            cell.rjust(width) if i in (1, 2, 3) else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
+    lines = [_summary(deps), "", aligned(rows, right=(1, 2, 3))]
     if len(deps.groups) > _ROWS:
         lines.append(f"... {len(deps.groups) - _ROWS} more groups in .groups")
     lines.append("")

@@ -12,6 +12,7 @@ import torch
 
 from ..common import distributed
 from ..common.tables import line
+from ..common.undisturbed import undisturbed
 from ..errors import InputError, TaskError
 from ..routing import routable_tasks
 from ..tasks.network import Network
@@ -134,15 +135,12 @@ def _chosen(net: Network, loaders: Loaders, tasks: Iterable[int] | None) -> list
 @contextmanager
 def _looking(net: Network) -> Iterator[None]:
     """In eval mode without gradients; modes and the generator that loaders draw from put back."""
-    modes = {module: module.training for module in net.modules()}
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        net.eval()
+    before = net.training
+    with undisturbed(net, evaluate=True, generators="cpu", gradients=False):
         try:
             yield
         finally:
-            net.train(modes[net])
-            for module, mode in modes.items():
-                module.training = mode
+            net.train(before)  # puts pinned values back, unlike setting the mode
 
 
 def _print(result: TaskResult, metric: str, seconds: float) -> None:

@@ -14,8 +14,7 @@ inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,19 +181,6 @@ def _classes(net: Network, task: int) -> int:
 
 
 # -- reading features --------------------------------------------------------------------------
-
-
-@contextmanager
-def looking(net: Network) -> Iterator[None]:
-    """The network in eval mode and without gradients; modes are put back."""
-    modes = {module: module.training for module in net.modules()}
-    try:
-        with torch.no_grad():
-            net.eval()
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def observe(net: Network, view: View, args: Any, kwargs: Any, *, outputs: bool = True) -> Seen:

@@ -6,8 +6,7 @@ that the first one fitted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -18,10 +17,11 @@ from tqdm.auto import tqdm
 from ..common import distributed
 from ..common.batches import divided, length, to_device
 from ..common.inputs import check_loader
+from ..common.undisturbed import undisturbed
 from ..errors import InputError, NonFiniteError, TaskError
 from ..tasks.network import Network
 from .base import Examples, Router, Settings, make
-from .features import View, looking, observe, routable_tasks, view
+from .features import View, observe, routable_tasks, view
 
 
 def train(
@@ -37,7 +37,8 @@ def train(
     window = view(net, len(routable_tasks(net)))
     # Tensors made in inference mode could not be trained on. Autocast would round what is learned,
     # and the fit of the first process is sent to all, so that every process routes alike.
-    with _own_random_numbers(settings.seed), torch.inference_mode(False):
+    # The seed gives loaders that shuffle the same order every time.
+    with undisturbed(generators="cpu", seed=settings.seed, trainable=True):
         examples = [] if loaders is None else _read(net, loaders, made, window, settings)
         with torch.enable_grad(), torch.autocast(settings.device.type, enabled=False):
             made.keep(distributed.first(made.fit(examples, window, settings)), window)
@@ -81,14 +82,6 @@ def _check(
         check_loader(loader, f"loaders[{number}]")
 
 
-@contextmanager
-def _own_random_numbers(seed: int) -> Iterator[None]:
-    """For loaders that shuffle: the same order every time, and the caller's generator untouched."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield
-
-
 def _read(
     net: Network,
     loaders: Sequence[Iterable[Any]],
@@ -108,7 +101,7 @@ def _read(
         leave=False,
         disable=not settings.progress or distributed.rank() > 0,
     )
-    with looking(net), bar:
+    with undisturbed(net, evaluate=True, gradients=False), bar:
         return [
             _examples(net, number, loader, made, window, settings, bar)
             for number, loader in enumerate(loaders)

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..common.undisturbed import undisturbed
 from ..errors import TaskError
 from ..tasks.network import Network
-from .features import looking, observe, routable_tasks, view
+from .features import observe, routable_tasks, view
 from .fitting import check_finite
 
 
@@ -47,7 +48,7 @@ def predict(net: Network, args: Any, kwargs: Any) -> Prediction:
             remedy="call train_router again, with the data of every finished task",
         )
     window = view(net, finished)
-    with looking(net):
+    with undisturbed(net, evaluate=True, gradients=False):
         seen = observe(net, window, args, kwargs)
         rows = router.look(seen)
         check_finite(rows)

@@ -25,7 +25,12 @@ from ..calls.signature import signature
 from ..capture.decisions import decisions
 from ..common.bits import alike, finite
 from ..common.inputs import CallInputs
-from ..common.torch_modes import recording, same_trace, transforming, unrecorded
+from ..common.torch_modes import (
+    is_recording,
+    is_transforming,
+    recording_paused,
+    same_gradients_in_traces,
+)
 from ..common.whole_numbers import whole_number
 from ..enforce.guard import check_outputs, check_runs, start_runs
 from ..errors import EnforcementError, TaskError
@@ -64,11 +69,11 @@ def forward(network: Network, task: int | str | None, args: Any, kwargs: Any) ->
 def eagerly(network: Network, task: int | str | None, args: Any, kwargs: Any) -> Any:
     """The outputs for a task, without a compiler."""
     with network.pass_lock:
-        with unrecorded():
+        with recording_paused():
             before_pass(network, args, kwargs)
-        if recording() or transforming():  # neither supports the restricted backward pass
+        if is_recording() or is_transforming():  # neither supports the restricted backward pass
             network.runtime.restrict = False
-        with same_trace():
+        with same_gradients_in_traces():
             return answers_for(network, task, args, kwargs)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import asdict, dataclass
-from html import escape
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..common.tables import html, table
 from ..enforce.owners import FREE, Owners
 from ..plan.blueprint import Blueprint
 from ..plan.plan import layer_of
@@ -59,16 +59,15 @@ class Capacity:
         rows += [[g.name, str(g.size), *map(str, g.tasks), str(g.free)] for g in self.groups]
         shares = [*(f"{share:.1%}" for share in self.tasks), f"{self.free:.1%}"]
         rows.append(["all parameters", "", *shares])
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) for r in rows]
+        lines = [table(rows, right=())]
         for task, parts in enumerate(self.reuse):
             built = [f"{part:.1%} of task {s}" for s, part in enumerate(parts[:task]) if part]
             if built:
                 lines.append(f"task {task} builds on {', '.join(built)}")
-        return "\n".join(line.rstrip() for line in lines)
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        return html(str(self))
 
 
 def network_capacity(network: Network) -> Capacity:

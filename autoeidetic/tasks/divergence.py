@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ..common.bits import finite
-from ..common.torch_modes import recording, transforming
+from ..common.torch_modes import is_recording, is_transforming
 from ..enforce.slots import versions
 from ..errors import DivergenceWarning
 
@@ -52,12 +52,12 @@ class FiniteValues:
 
 def diverged(network: Network) -> bool:
     """Does a trained tensor hold infinite values or NaN?"""
-    return not recording() and not network.finite_values.hold(network)
+    return not is_recording() and not network.finite_values.hold(network)
 
 
 def suspect(network: Network, asked: tuple[int, ...], outputs: list[Any]) -> bool:
     """Does a finished task answer with infinite values or NaN?"""
-    if recording() or transforming():  # there are no values to look at
+    if is_recording() or is_transforming():  # there are no values to look at
         return False
     pairs = zip(asked, outputs, strict=True)
     return any(network.tasks[task].finished and not finite(output) for task, output in pairs)

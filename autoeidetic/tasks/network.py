@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from ..calls.calls import Call, Calls
 from ..common.inputs import CallInputs
-from ..common.torch_modes import not_scriptable, transforming
+from ..common.torch_modes import is_transforming, script_error
+from ..common.undisturbed import undisturbed
 from ..enforce import derive_pins
 from ..enforce.elements import Elements
 from ..enforce.guard import Guard, Runtime, guard
@@ -207,7 +208,7 @@ class Network(nn.Module):
     def open(self, task: Task, made: nn.ModuleDict, *, keep_start: bool = True) -> None:
         """Begin a task with these heads; with ``keep_start`` :meth:`restart` can undo it."""
         if keep_start and (task.index == 0 or self.recycle == "keep"):
-            with opening.seeded(task.seed + 1):
+            with undisturbed(generators="torch", seed=task.seed + 1):
                 self.free.mend(self.spreads)
             self._snapshot = Snapshot(self.free.tensors())
         self._tasks.append(task)
@@ -220,7 +221,7 @@ class Network(nn.Module):
         if self._snapshot is not None:
             self.free.restore(self._snapshot.load())
         elif fresh:
-            with opening.seeded(task.seed + 1):
+            with undisturbed(generators="torch", seed=task.seed + 1):
                 self.free.renew(self.spreads)
         self.heads[str(task.index)] = made
         self.settle(freeze=False)
@@ -333,7 +334,7 @@ class Network(nn.Module):
         """
         if self._identities is not None and modules_replaced(self._identities):
             self.settle(freeze=False)
-        check = Holder.check_closely if transforming() else Holder.check
+        check = Holder.check_closely if is_transforming() else Holder.check
         for home, name in self.slots.values():
             if home.kind == "_parameters":
                 check(home, name)
@@ -389,7 +390,7 @@ class Network(nn.Module):
         return self
 
     def __prepare_scriptable__(self) -> NoReturn:  # torch.jit.script calls it
-        raise not_scriptable()
+        raise script_error()
 
     def __getstate__(self) -> dict[str, Any]:
         self.follow()  # a copy takes its modules for the converted ones

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from ..calls.calls import Call, analysed, generalised, remember
 from ..calls.signature import UnknownArgumentError, kind, signature
 from ..common.inputs import CallInputs
-from ..common.torch_modes import strangeness
+from ..common.torch_modes import unsupported_tensor
 from ..errors import AutoeideticError, EnforcementError
 from . import forward_hooks
 from .protection import device_of, unguarded
@@ -135,7 +135,7 @@ def _plain(arguments: Any) -> Any:
     """The same arguments with meta tensors for tensors that cannot be analysed."""
 
     def stand_in(tensor: Tensor) -> Tensor:
-        if strangeness(tensor) is None:
+        if unsupported_tensor(tensor) is None:
             return tensor
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 

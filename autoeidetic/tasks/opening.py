@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from ..common.undisturbed import undisturbed
 from ..common.whole_numbers import whole_number
 from ..enforce.owners import FREE, Owners
 from ..errors import CapacityError, InputError, Place, TaskError
@@ -146,7 +145,7 @@ def new_heads(network: Network, task: Task) -> nn.ModuleDict:
     made = nn.ModuleDict()
     if network.keep_head and task.index == 0:
         return made
-    with seeded(task.seed):
+    with undisturbed(generators="torch", seed=task.seed):
         for head in network.blueprint.heads:
             spread = network.spreads[head.parameters[0]][1] if head.parameters else 0.0
             made[heads.key(head.layer)] = heads.build(
@@ -164,11 +163,3 @@ def _like(network: Network, head: HeadPlan) -> Tensor:
     if head.parameters:
         return network.backbone.get_parameter(head.parameters[0]).detach()
     return next(p for p in network.backbone.parameters() if p.is_floating_point()).detach()
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Random numbers that can be drawn again, without disturbing the caller's."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield

@@ -10,10 +10,8 @@ from __future__ import annotations
 import base64
 import json
 import platform
-import sys
-import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from hashlib import blake2b, shake_256
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +20,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..capture.capture import preserved
 from ..common.bits import alike
 from ..common.digests import Hasher
-from ..common.generators import seed_generators
 from ..common.inputs import BATCH
+from ..common.undisturbed import seed_generators, undisturbed
 from .task import Output, Reference
 
 if TYPE_CHECKING:
@@ -67,7 +64,19 @@ def asking(net: Network, batch: int | None) -> Iterator[tuple[Any, Any, str]]:
     asked = Hasher()
     asked.update((args, kwargs))
     args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.to(device), (args, kwargs))
-    with _undisturbed(net, device.type):
+    buffers = [b for part in (net.backbone, net.heads) for b in part.buffers()]
+    with undisturbed(
+        net,
+        evaluate=True,
+        attributes=True,
+        values=buffers,
+        generators="all",
+        seed=0,
+        gradients=False,
+        autocast=(device.type,),
+        eager=True,
+        quiet=True,
+    ):
         net.before_pass(args, kwargs)
         yield args, kwargs, asked.digest()
 
@@ -113,28 +122,6 @@ def environment(device: torch.device) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "precision": torch.get_float32_matmul_precision(),
     }
-
-
-@contextmanager
-def _undisturbed(net: Network, device: str) -> Iterator[None]:
-    """Eval mode, no gradients, a fixed seed, nothing compiled; then everything as it was."""
-    buffers = [b for part in (net.backbone, net.heads) for b in part.buffers()]
-    before = [buffer.detach().clone() for buffer in buffers]
-    with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(torch.autocast(device, enabled=False))
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(preserved(net))
-        seed_generators(0)
-        try:
-            yield
-        finally:
-            for buffer, values in zip(buffers, before, strict=True):
-                if not torch.equal(buffer, values):
-                    buffer.copy_(values)
 
 
 def close(then: Reference, now: Reference) -> bool:

@@ -1,4 +1,4 @@
-"""Plain: the state of an optimizer or a scheduler as JSON values and tensors, and back.
+"""The state of an optimizer or a scheduler as JSON values and tensors, and back.
 
 So it can be stored without pickle: a file that is read runs no code.
 """
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..common.codec import decode, encode
 from ..errors import CheckpointError
 
 _SIMPLE = (str, int, float, bool, type(None))
@@ -29,25 +30,22 @@ def pack(value: Any, tensors: dict[str, Tensor], name: str = "state") -> Any:
     Raises:
         CheckpointError: something in it can not be stored.
     """
-    if isinstance(value, Tensor):
-        tensors[name] = value.detach()
-        return {"tensor": name}
-    if isinstance(value, (np.ndarray, np.generic)):
-        return pack(torch.from_numpy(np.asarray(value).copy()), tensors, name)
-    if type(value) in _SIMPLE:
-        return value
-    if isinstance(value, Mapping):
-        return {
-            "dict": [[_key(k, name), pack(v, tensors, f"{name}.{k}")] for k, v in value.items()]
-        }
-    if isinstance(value, tuple):
-        return {"tuple": [pack(v, tensors, f"{name}.{i}") for i, v in enumerate(value)]}
-    if isinstance(value, list):
-        return [pack(v, tensors, f"{name}.{i}") for i, v in enumerate(value)]
-    raise CheckpointError(
-        f"the file cannot hold {name}, a {type(value).__qualname__}",
-        remedy="use an optimizer and a scheduler whose state_dict() has plain values and tensors",
-    )
+
+    def leaf(value: Any, name: str) -> Any:
+        if isinstance(value, (np.ndarray, np.generic)):
+            value = torch.from_numpy(np.asarray(value).copy())
+        if isinstance(value, Tensor):
+            tensors[name] = value.detach()
+            return {"tensor": name}
+        if type(value) in _SIMPLE:
+            return value
+        raise CheckpointError(
+            f"the file cannot hold {name}, a {type(value).__qualname__}",
+            remedy="use an optimizer and a scheduler whose state_dict() has plain values and "
+            "tensors",
+        )
+
+    return encode(value, leaf, _key, name)
 
 
 def _key(key: Any, name: str) -> Any:
@@ -58,28 +56,25 @@ def _key(key: Any, name: str) -> Any:
 
 
 def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The other way round.
+    """The state again.
 
     Raises:
         CheckpointError: not what :func:`pack` makes.
     """
-    if isinstance(value, list):
-        return [unpack(item, tensors) for item in value]
-    if not isinstance(value, dict):
-        return value
-    try:
-        ((kind, content),) = value.items()
+
+    def leaf(found: dict[str, Any]) -> Any:
+        ((kind, content),) = found.items()
         if kind == "tensor":
             return tensors[content]
-        if kind == "tuple":
-            return tuple(unpack(item, tensors) for item in content)
-        if kind == "dict":
-            return {key: unpack(item, tensors) for key, item in content}
+        raise CheckpointError(
+            f"the file has a state of a kind {kind!r} that is not known",
+            remedy="upgrade autoeidetic",
+        )
+
+    try:
+        return decode(value, leaf)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"the file has a state that cannot be read ({error!r})",
             remedy="delete it and start the task anew",
         ) from error
-    raise CheckpointError(
-        f"the file has a state of a kind {kind!r} that is not known", remedy="upgrade autoeidetic"
-    )

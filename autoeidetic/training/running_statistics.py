@@ -9,9 +9,8 @@ re-estimated, as plain averages over some batches with the current weights.
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +20,12 @@ from torch import Tensor, nn
 from ..common import distributed
 from ..common.batches import call, divided, to_device
 from ..common.inputs import check_loader
+from ..common.undisturbed import undisturbed
 from ..common.whole_numbers import whole_number
 from ..enforce.guard import Runtime
 from ..errors import InputError, NonFiniteError, Place, TaskError
 from ..tasks.network import Network
-from .state import kept_random
+from .state import generators_of
 
 #: Enough batches: a thousand samples, 32 in a batch, give a mean to 3 % of its spread.
 BATCHES = 32
@@ -96,7 +96,9 @@ def estimate(
     if not norms:
         return
     with torch.no_grad(), _put_back_on_failure(net, norms):
-        with kept_random(loader), _modes(net, norms), _counting(norms, net.runtime), _eager():
+        # Eager: a compiled network would be compiled again for each momentum
+        kept = undisturbed(generators="all", also=generators_of(loader), eager=True)
+        with kept, _modes(net, norms), _counting(norms, net.runtime):
             read = 0
             for batch in _some(loader, batches):
                 forward(batch)
@@ -146,16 +148,15 @@ def _is_running(net: Network, name: str) -> bool:
 @contextmanager
 def _mode(net: Network, *, training: bool) -> Iterator[None]:
     """The network in a mode, unless it is in it; afterwards every module is in its own again."""
-    modes = {module: module.training for module in net.modules()}
-    try:
-        if net.training != training:
-            net.train(training)
-        yield
-    finally:
-        if net.training != modes[net]:
-            net.train(modes[net])
-        for module, mode in modes.items():
-            module.training = mode
+    before = net.training
+    with undisturbed(net):
+        try:
+            if net.training != training:
+                net.train(training)
+            yield
+        finally:
+            if net.training != before:  # train() puts pinned values back
+                net.train(before)
 
 
 @contextmanager
@@ -214,12 +215,6 @@ def _put_back_on_failure(net: Network, norms: list[_Norm]) -> Iterator[None]:
         for tensor, values in zip(tensors, before, strict=True):
             tensor.copy_(values)
         raise
-
-
-def _eager() -> AbstractContextManager[Any]:
-    """Run a compiled network eagerly: each new momentum would cause a recompilation."""
-    compiles = "torch._dynamo" in sys.modules
-    return torch.compiler.set_stance("force_eager") if compiles else nullcontext()
 
 
 def _some(loader: Any, number: int) -> Iterable[Any]:

@@ -6,8 +6,7 @@ The dictionaries are written to files, so their keys stay as they are.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -102,7 +101,7 @@ def _own_random(loader: Any) -> dict[str, Any]:
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         "python": random.getstate(),
         "numpy": np.random.get_state(),
-        "loader": [generator.get_state() for generator in _generators(loader)],
+        "loader": [generator.get_state() for generator in generators_of(loader)],
     }
 
 
@@ -110,16 +109,6 @@ def to_random(states: list[Any], loader: Any) -> None:
     """Restore generators; with another number of processes they go on as they are."""
     if len(states) == distributed.count():
         _set_random(states[distributed.rank()], loader)
-
-
-@contextmanager
-def kept_random(loader: Any) -> Iterator[None]:
-    """What is drawn in here is not missing afterwards."""
-    before = _own_random(loader)
-    try:
-        yield
-    finally:
-        _set_random(before, loader)
 
 
 def _set_random(state: Mapping[str, Any], loader: Any) -> None:
@@ -130,11 +119,11 @@ def _set_random(state: Mapping[str, Any], loader: Any) -> None:
     random.setstate((version, tuple(numbers), gauss))
     kind, keys, *rest = state["numpy"]  # from a file, the keys come back as a tensor
     np.random.set_state((kind, np.asarray(keys), *rest))
-    for generator, own in zip(_generators(loader), state["loader"], strict=False):
+    for generator, own in zip(generators_of(loader), state["loader"], strict=False):
         generator.set_state(own)
 
 
-def _generators(loader: Any) -> list[torch.Generator]:
+def generators_of(loader: Any) -> list[torch.Generator]:
     """The generators of a loader and of its samplers."""
     found = {}
     for holder in (

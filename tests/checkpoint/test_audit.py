@@ -24,7 +24,7 @@ from zoo import ZOO
 import autoeidetic
 from autoeidetic import commands
 from autoeidetic.checkpoint import Audit
-from autoeidetic.common import archive
+from autoeidetic.common import archive, files
 from autoeidetic.common.files import to_json
 from autoeidetic.errors import CheckpointError, InputError
 from autoeidetic.net import EideticNet
@@ -38,7 +38,7 @@ from checkpoint.test_checkpoint import Caches, bits, edit, everything, small, st
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of files are written here, and none of them must survive a power cut."""
-    monkeypatch.setattr(archive, "_to_disk", lambda path: None)
+    monkeypatch.setattr(files, "to_disk", lambda path: None)
 
 
 def normed(units: int = 6) -> nn.Module:

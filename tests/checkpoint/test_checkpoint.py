@@ -583,7 +583,7 @@ def kept(tmp_path: Path) -> tuple[EideticNet, Path, bytes]:
 
 
 @pytest.mark.parametrize(
-    "step", ["safetensors.torch.save_file", "autoeidetic.common.archive._to_disk", "os.replace"]
+    "step", ["safetensors.torch.save_file", "autoeidetic.common.files.to_disk", "os.replace"]
 )
 def test_a_failure_leaves_the_old_file(step: str, kept: Any, monkeypatch: Any) -> None:
     net, path, before = kept

@@ -38,7 +38,7 @@ import os, signal, sys
 import torch
 from torch import nn
 import autoeidetic
-from autoeidetic.common import archive
+from autoeidetic.common import files
 torch.set_num_threads(1)
 
 def tell(text):
@@ -88,12 +88,12 @@ def goes_on(process: subprocess.Popen[str]) -> None:
 # -- what a killed save leaves --------------------------------------------------------------------
 
 SAVES = """
-to_disk = archive._to_disk
+to_disk = files.to_disk
 def slow(path):
     if path.name == "content":
         tell("here")
     to_disk(path)
-archive._to_disk = slow
+files.to_disk = slow
 net.save({path!r})
 """
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from zoo import ZOO
 
 import autoeidetic
-from autoeidetic.capture.recorder import Recorder
+from autoeidetic.capture.aliases import Aliases
 from autoeidetic.couple import couple, nesting
 from autoeidetic.errors import AutoeideticError, UnhandledOperatorWarning
 from autoeidetic.propagate.algebra import Algebra
@@ -330,15 +330,15 @@ def soft_edges_always_dropped(patch: Patch) -> None:
 
 @mutation("mutated_view", "set_slice", "storage_write-two_channels")
 def writes_through_views_forgotten(patch: Patch) -> None:
-    patch.setattr(Recorder, "_after_write", lambda self, before, value, target: before)
+    patch.setattr(Aliases, "_after_write", lambda self, before, value, target: before)
 
 
 @mutation("filled_tensor", "partial_conv")
 def views_stay_as_they_were(patch: Patch) -> None:
-    def node(old: Any, self: Recorder, tensor: Tensor) -> Any:
+    def node(old: Any, self: Aliases, tensor: Tensor) -> Any:
         return self.node_of.get(id(tensor)) or old(self, tensor)
 
-    replaced(patch, Recorder, "_node", node)
+    replaced(patch, Aliases, "node", node)
 
 
 @mutation("std_conv", "scaled_weight")

@@ -25,6 +25,7 @@ from torch.utils import data
 import autoeidetic
 from autoeidetic import routing
 from autoeidetic.common import archive
+from autoeidetic.common.undisturbed import undisturbed
 from autoeidetic.errors import (
     AutoeideticError,
     CheckpointError,
@@ -35,7 +36,7 @@ from autoeidetic.errors import (
 )
 from autoeidetic.net import EideticNet
 from autoeidetic.routing import Examples, Prediction, Router, base, calibration, view
-from autoeidetic.routing.features import looking, observe
+from autoeidetic.routing.features import observe
 
 KINDS = ("learned", "mahalanobis", "entropy", "energy")
 #: Digits of each task: heads of different sizes.
@@ -362,7 +363,7 @@ def test_the_features_are_those_of_finished_tasks(digits: Digits) -> None:
     net = digits.net()
     net.prepare_for_task(4)
     levels = net.owners.levels[net.blueprint.heads[0].inputs[0].numpy()]
-    with looking(net):
+    with undisturbed(net, evaluate=True, gradients=False):
         seen = observe(net, view(net, 4), (digits.x,), {})
     assert seen.features.shape[1] == (levels <= 3).sum() < len(levels)
     for task, columns in enumerate(seen.view.columns):
@@ -1012,7 +1013,7 @@ def test_features_of_another_shape() -> None:
     net.finish_task()
     net.train_router([[X]], epochs=1)
     window = view(net, 1)
-    with looking(net):
+    with undisturbed(net, evaluate=True, gradients=False):
         seen = observe(net, window, (X,), {})
     wrong = replace(seen, captured={None: {"2": torch.ones(6, 5)}})
     with pytest.raises(InputError, match=r"features of shape \(6, 5\) for 6 inputs") as caught:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from ...common import files
 from ...errors import InputError
 from ..elements import Drawing
 from .dot import to_dot
@@ -67,7 +68,7 @@ def write(content: bytes, target: Path) -> None:
         InputError: the file cannot be written.
     """
     try:
-        target.write_bytes(content)
+        files.write_bytes(target, content)
     except OSError as error:
         raise InputError(
             f"{target} cannot be written: {error.strerror}",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...capture.recorder import storage_write
+from ...capture.aliases import storage_write
 from ..algebra import Algebra
 from ..tags import narrow
 from ..values import ZERO, Value, compress, core, varies

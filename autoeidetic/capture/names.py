@@ -1,0 +1,43 @@
+"""Names: paths of a model's modules, parameters and buffers, found by identity."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class Names:
+    """The names of everything in a model; of several names for one thing, the first counts."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.paths: dict[int, str] = {}  # id of a module -> its path
+        self.types: dict[str, str] = {}
+        self.parameters: dict[str, nn.Parameter] = {}
+        self.aliases: dict[str, str] = {}  # a further name of a parameter -> its first one
+        self.buffers: dict[str, Tensor] = {}
+        self.parameter_names: dict[int, str] = {}
+        self.buffer_names: dict[int, str] = {}
+        for path, module in model.named_modules(remove_duplicate=False):
+            self.paths.setdefault(id(module), path)
+            self.types[path] = type(module).__name__
+            self._name_tensors(f"{path}." if path else "", module)
+
+    def _name_tensors(self, prefix: str, module: nn.Module) -> None:
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            first = self.parameter_names.setdefault(id(parameter), prefix + name)
+            if first == prefix + name:
+                self.parameters[first] = parameter
+            else:
+                self.aliases[prefix + name] = first
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                first = self.buffer_names.setdefault(id(buffer), prefix + name)
+                self.buffers[first] = buffer
+
+    def is_parameter(self, tensor: Tensor) -> bool:
+        return id(tensor) in self.parameter_names
+
+    def is_named(self, tensor: Tensor) -> bool:
+        """Is it a parameter or a buffer of the model?"""
+        return id(tensor) in self.parameter_names or id(tensor) in self.buffer_names
