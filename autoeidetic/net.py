@@ -17,7 +17,7 @@ from .common.whole_numbers import whole_number
 from .enforce.owners import FREE, Owners
 from .enforce.pass_lock import exclusive
 from .errors import CapacityError, InputError, NonFiniteError, Place, TaskError
-from .plan.blueprint import HeadPlan
+from .plan.call_plan import HeadPlan
 from .proof import recheck, seals
 from .proof.verify import Verification, verify
 from .propagate.values import varies
@@ -180,7 +180,7 @@ class EideticNet(Drawable, Answering):
         return own
 
     def _check_room(self, owners: Owners) -> None:
-        for group in self.blueprint.groups:
+        for group in self.blueprint.plan.groups:
             units = list(group.units)
             if owners.locked[units].all() or (owners.task[units] == FREE).any():
                 continue

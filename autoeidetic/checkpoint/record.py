@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from ..errors import CheckpointError
 from ..net import Task
-from ..plan.blueprint import Blueprint
+from ..plan.call_plan import CallPlan
 from ..proof.seals import Frozen, Seal, SealedTensor
 from ..propagate.values import core
 from ..tasks.reference import Output, Reference
@@ -190,13 +190,13 @@ def _version(name: str) -> str:
         return "(not installed)"
 
 
-def fingerprint(blueprint: Blueprint) -> dict[str, str]:
+def fingerprint(blueprint: CallPlan) -> dict[str, str]:
     """What must be the same in a model that takes over the owners of another one."""
     plan = blueprint.plan
     numbers: list[Any] = [plan.requires, plan.elements]
     numbers += [core(entry.units).numpy() for entry in plan.parameters.values()]
     numbers += [core(units).numpy() for units in plan.buffers.values()]
-    groups = (f"{group.name} {group.size} {group.units}" for group in blueprint.groups)
+    groups = (f"{group.name} {group.size} {group.units}" for group in blueprint.plan.groups)
     heads = (f"{head.layer} {head.parameters} {head.size}" for head in blueprint.heads)
     return {
         "number of classes": str(plan.units),

@@ -15,10 +15,10 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from ..capture.graph import ABSENT, ModuleCall, operator_name
-from ..plan.plan import Nested, NestedCall, Norm
 from ..propagate.propagate import MixingSite, Propagation
 from ..propagate.tags import narrow
 from ..propagate.values import Value, varies
+from .tables import Nested, NestedCall, Norm
 
 UnitsOf = Callable[[fx.Node], Tensor | None]
 #: Norms with statistics per level, and the dimension of their channels.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from ..capture.graph import Capture
-from ..couple.structure import Member
-from ..plan.plan import layer_of
+from ..common.names import layer_of
+from ..couple.groups import Member
 from .boxes import Box
 
 

@@ -22,7 +22,7 @@ def analyzed(net: EideticNet) -> Dependencies:
     with net.unguarded(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UnhandledOperatorWarning)  # said when it was converted
         deps = analyze(net.backbone, list(net.examples))
-    before = [(group.name, group.size) for group in net.blueprint.groups]
+    before = [(group.name, group.size) for group in net.blueprint.plan.groups]
     if before != [(group.name, group.size) for group in deps.groups]:
         raise EnforcementError(
             "the backbone has other groups than when it was converted",

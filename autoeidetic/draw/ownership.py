@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ..common.names import layer_of
+from ..couple.tables import ParameterUnits
 from ..net import EideticNet
-from ..plan.plan import ParameterPlan, layer_of
 from ..propagate.values import array, varies
 from ..tasks.capacity import task_of_unit
 from .elements import FREE, INPUT, TaskEntry
@@ -65,7 +66,7 @@ def _blocks(net: EideticNet, weights: set[str]) -> dict[str, Any]:
     return found
 
 
-def _is_plain_weight(entry: ParameterPlan) -> bool:
+def _is_plain_weight(entry: ParameterUnits) -> bool:
     """Rows with one owner each, columns with one owner each; none for those of the input."""
     if entry.units.dim() < 2 or len(entry.reads) > 1 or varies(entry.units) not in ([0], []):
         return False

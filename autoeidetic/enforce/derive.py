@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 
 from ..calls.calls import Call
 from ..common.inputs import PLAIN
+from ..couple.tables import Nested, NestedCall, Norm, ParameterUnits, Read
 from ..errors import EnforcementError, Place
-from ..plan.blueprint import Blueprint, HeadPlan
-from ..plan.plan import Nested, NestedCall, Norm, ParameterPlan, Read
+from ..plan.call_plan import CallPlan, HeadPlan
 from ..propagate.values import varies
 from .guard import CallCounter, Guard, Runtime
 from .kernels.level_tables import LevelTable
@@ -44,7 +44,7 @@ def slots(module: nn.Module, prefix: str = "") -> dict[str, Slot]:
 # -- pins --------------------------------------------------------------------------------------
 
 
-def backbone_pins(blueprint: Blueprint, owners: Owners, own_heads: Iterable[str]) -> list[Pin]:
+def backbone_pins(blueprint: CallPlan, owners: Owners, own_heads: Iterable[str]) -> list[Pin]:
     """What is pinned in the backbone; ``own_heads``: its output layers that a task keeps."""
     result = []
     whole = set(own_heads)
@@ -64,16 +64,16 @@ def backbone_pins(blueprint: Blueprint, owners: Owners, own_heads: Iterable[str]
         if frozen is not None:
             result.append(Pin(name, frozen, None))
     if (owners.task >= 0).any():
-        result += [Pin(name, Where(), None) for name in blueprint.constants]
+        result += [Pin(name, Where(), None) for name in blueprint.plan.constants]
     return result
 
 
-def covered(blueprint: Blueprint) -> list[str]:
+def covered(blueprint: CallPlan) -> list[str]:
     """Weights whose gradient never has a frozen part: their only use is in their own layer."""
     return [name for name, entry in blueprint.plan.parameters.items() if _is_layer(name, entry)]
 
 
-def _is_layer(name: str, entry: ParameterPlan) -> bool:
+def _is_layer(name: str, entry: ParameterUnits) -> bool:
     if len(entry.reads) != 1:
         return False
     read = entry.reads[0]
@@ -91,7 +91,7 @@ def _is_layer(name: str, entry: ParameterPlan) -> bool:
 
 
 def guards(
-    blueprint: Blueprint,
+    blueprint: CallPlan,
     owners: Owners,
     call: Call,
     runtime: Runtime,
@@ -156,7 +156,7 @@ def _in_place_of(path: str, head: HeadPlan) -> bool:
 
 
 def _rows(
-    blueprint: Blueprint,
+    blueprint: CallPlan,
     owners: Owners,
     runtime: Runtime,
     device: Callable[[str], torch.device],
@@ -186,7 +186,7 @@ def _rows(
 
 
 def _statistics(
-    blueprint: Blueprint,
+    blueprint: CallPlan,
     owners: Owners,
     runtime: Runtime,
     device: Callable[[str], torch.device],
@@ -206,7 +206,7 @@ def _statistics(
 
 
 def _computed(
-    blueprint: Blueprint,
+    blueprint: CallPlan,
     owners: Owners,
     runtime: Runtime,
     device: Callable[[str], torch.device],
@@ -283,7 +283,7 @@ def _vector(small: Tensor, like: Tensor) -> Tensor:
 
 
 def _levels(
-    blueprint: Blueprint, nested: Nested, owners: Owners, device: torch.device
+    blueprint: CallPlan, nested: Nested, owners: Owners, device: torch.device
 ) -> list[Level]:
     """The runs that a module needs; none when it may simply be called."""
     made = {
@@ -343,11 +343,13 @@ def visible(
     return (~hidden).to(device) if bool(hidden.any()) else None
 
 
-def _held(blueprint: Blueprint, path: str) -> list[tuple[str, str, Tensor]]:
+def _held(blueprint: CallPlan, path: str) -> list[tuple[str, str, Tensor]]:
     """(holder inside the module, name, units) of its parameters and running statistics."""
     plan = blueprint.plan
     units = {name: entry.units for name, entry in plan.parameters.items()} | plan.buffers
-    units |= {other: units[first] for other, first in blueprint.aliases.items() if first in units}
+    units |= {
+        other: units[first] for other, first in blueprint.plan.aliases.items() if first in units
+    }
     result = []
     for name, owner in units.items():
         if name.startswith(f"{path}."):
@@ -356,7 +358,7 @@ def _held(blueprint: Blueprint, path: str) -> list[tuple[str, str, Tensor]]:
     return result
 
 
-def check_outputs(leaves: list[Any], blueprint: Blueprint) -> None:
+def check_outputs(leaves: list[Any], blueprint: CallPlan) -> None:
     """Does a call return what its analysis saw, and nothing that could hide something?
 
     Raises:

@@ -17,7 +17,7 @@ from ..capture.graph import Capture, operator_name, place
 from ..couple.nesting import output_leaves
 from ..errors import HeadError
 from ..propagate.values import is_zero, varies
-from ..report.dependencies import Dependencies
+from .analysis import Analysis
 
 _LAYERS = {
     f"aten.{name}"
@@ -35,17 +35,17 @@ class Features:
     dim: int
 
 
-def features(deps: Dependencies) -> Features:
+def features(analysis: Analysis) -> Features:
     """The output that a head can be attached to, in the first of the analysed calls.
 
     Raises:
         HeadError: there is none, or it is not clear which.
     """
-    outputs = _outputs(deps)
-    node = _deepest(outputs, deps.capture)
-    layer = None if node is None else _layer(node, deps)
+    outputs = _outputs(analysis)
+    node = _deepest(outputs, analysis.capture)
+    layer = None if node is None else _layer(node, analysis)
     if layer is not None:
-        raise _not_separable(layer, deps.capture)
+        raise _not_separable(layer, analysis.capture)
     if node is None or outputs[node].dim < 1:
         raise HeadError(
             "no layer makes the model's output, and no output has channels a head could read",
@@ -55,10 +55,10 @@ def features(deps: Dependencies) -> Features:
     return outputs[node]
 
 
-def _outputs(deps: Dependencies) -> dict[fx.Node, Features]:
+def _outputs(analysis: Analysis) -> dict[fx.Node, Features]:
     """Outputs with channels; ``dim`` is 0 where it is not clear in which dimension they lie."""
-    nodes = pytree.tree_leaves(deps.capture.outputs[0])
-    leaves = output_leaves(deps.plan.outputs[0])
+    nodes = pytree.tree_leaves(analysis.capture.outputs[0])
+    leaves = output_leaves(analysis.plan.outputs[0])
     found: dict[fx.Node, Features] = {}
     for number, (node, units) in enumerate(zip(nodes, leaves, strict=True)):
         if units is not None and units.dim() > 1 and not is_zero(units):
@@ -107,10 +107,10 @@ def _is_parameter(node: fx.Node, capture: Capture) -> bool:
 # -- a layer that cannot be a task's own -----------------------------------------------------------
 
 
-def _layer(node: fx.Node, deps: Dependencies) -> fx.Node | None:
+def _layer(node: fx.Node, analysis: Analysis) -> fx.Node | None:
     """The layer that an output comes from through nothing but functions of one value."""
-    capture = deps.capture
-    roles = deps._coupling.propagation.algebra.roles
+    capture = analysis.capture
+    roles = analysis.roles
     while True:
         learned = [
             each
@@ -132,18 +132,18 @@ def _unmoved(node: fx.Node) -> fx.Node:
     return node
 
 
-def check_whole(deps: Dependencies) -> None:
+def check_whole(analysis: Analysis) -> None:
     """Is every layer that takes part of the heads' parameters a head as a whole?
 
     Raises:
         HeadError: one is not: of a tied output layer only the bias is its own.
     """
-    parameters = deps.plan.parameters
-    for node in deps.capture.graph.nodes:
+    parameters = analysis.plan.parameters
+    for node in analysis.capture.graph.nodes:
         if operator_name(node) in _LAYERS:
             names = {str(_unmoved(each).target) for each in node.all_input_nodes}
             if len({parameters[name].head for name in names & parameters.keys()}) > 1:
-                raise _not_separable(node, deps.capture)
+                raise _not_separable(node, analysis.capture)
 
 
 def _not_separable(layer: fx.Node, capture: Capture) -> HeadError:

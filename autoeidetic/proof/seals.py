@@ -132,7 +132,7 @@ def elements(net: Answering, task: int) -> dict[str, Where]:
     for name, units in plan.buffers.items():
         found[f"backbone.{name}"] = owned(units)
     if bool((owner == task).any()) and not bool(((owner >= 0) & (owner < task)).any()):
-        found |= {f"backbone.{name}": Where() for name in net.blueprint.constants}
+        found |= {f"backbone.{name}": Where() for name in net.blueprint.plan.constants}
     if task == 0:
         found |= {f"backbone.{name}": Where() for name in net._own_heads()}
     found |= {name: Where() for name in net._slots if name.startswith(f"heads.{task}.")}

@@ -20,9 +20,9 @@ from torch._decomp import decomposition_table
 
 from ..capture.capture import capture_function
 from ..capture.graph import ABSENT, Capture, operator_name, place
+from ..common.names import layer_of
 from ..common.trees import convert, leaves
 from ..errors import AutoeideticError, Place, RuleError
-from ..plan.plan import layer_of
 from .algebra import Algebra
 from .rules import find_rule
 from .values import ParameterView, Value, array, constant
@@ -56,12 +56,18 @@ class Unhandled:
 
 @dataclass(frozen=True)
 class Propagation:
-    """What the tags told: input of the coupling stage."""
+    """What the tags told: the coupling stage reads this and changes nothing in it.
+
+    ``tags`` has the channels in the value of every node, ``unused`` the parameters that no output
+    depends on. Every parameter element has a channel.
+    """
 
     capture: Capture
     algebra: Algebra
     nodes: list[fx.Node]
     values: dict[fx.Node, Any]
+    tags: dict[fx.Node, Tensor]
+    unused: frozenset[str]
     sites: list[MixingSite]
     operators: Counter[str]
     unhandled: list[Unhandled]
@@ -233,15 +239,40 @@ def propagate(capture: Capture) -> Propagation:
         name: tuple(p.shape) for name, p in capture.parameters.items()
     }
     interpreter.run()
+    # in this order: channels are numbered as they are made, and looking tags up makes some
+    unused = _give_channels_to_the_rest(interpreter.algebra)
+    tags = {
+        node: interpreter.algebra.tags(value)
+        for node, value in interpreter.values.items()
+        if isinstance(value, Value)
+    }
     return Propagation(
         capture=capture,
         algebra=interpreter.algebra,
         nodes=interpreter.nodes,
         values=interpreter.values,
+        tags=tags,
+        unused=unused,
         sites=interpreter.sites,
         operators=interpreter.operators,
         unhandled=interpreter.unhandled,
     )
+
+
+def _give_channels_to_the_rest(algebra: Algebra) -> frozenset[str]:
+    """Give parameters, and parts of them, that no output reads a channel of their own.
+
+    Returns the parameters of which nothing is read.
+    """
+    unused = [name for name in algebra.parameter_shapes if name not in algebra.channels_of]
+    for name in unused:
+        channel = torch.from_numpy(algebra.channels.new(1)).reshape(())
+        algebra.channels_of[name] = channel.expand(algebra.parameter_shapes[name])
+    # so far these are parts that an operator has read whole; from here on, parts never read
+    algebra.rests.clear()
+    for name in algebra.parameter_shapes:
+        algebra.complete(name)
+    return frozenset(unused)
 
 
 def apply_rule(algebra: Algebra, node: fx.Node, args: Sequence[Any], kwargs: Any) -> Any:

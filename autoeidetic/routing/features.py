@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..errors import HeadError, InputError, Place
-from ..plan.blueprint import ATTACHED, HeadPlan
+from ..plan.call_plan import ATTACHED, HeadPlan
 from ..propagate.values import varies
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..common.names import layer_of
 from ..enforce.owners import FREE, Owners
-from ..plan.blueprint import Blueprint
-from ..plan.plan import layer_of
+from ..plan.call_plan import CallPlan
 from ..propagate.values import array, core, varies
 
 
@@ -69,7 +69,7 @@ class Capacity:
         return f"<pre>{escape(str(self))}</pre>"
 
 
-def capacity(blueprint: Blueprint, owners: Owners, parameters: dict[str, Tensor]) -> Capacity:
+def capacity(blueprint: CallPlan, owners: Owners, parameters: dict[str, Tensor]) -> Capacity:
     """Count."""
     count = owners.tasks
     state = task_of_unit(owners, count)
@@ -81,14 +81,14 @@ def capacity(blueprint: Blueprint, owners: Owners, parameters: dict[str, Tensor]
         tasks=tuple(float(n) / whole for n in totals[:count]),
         groups=tuple(
             _share(group.name, np.bincount(state[list(group.units)], minlength=count + 1))
-            for group in blueprint.groups
+            for group in blueprint.plan.groups
         ),
         layers=_layers(blueprint, state, count),
         reuse=_reuse(blueprint, state, count, parameters),
     )
 
 
-def free_share(blueprint: Blueprint, owners: Owners) -> float:
+def free_share(blueprint: CallPlan, owners: Owners) -> float:
     """The part of the backbone's parameter elements that no task uses."""
     elements = np.where(owners.outside, 0, blueprint.plan.elements)
     used = (owners.task != FREE) | owners.in_training
@@ -108,7 +108,7 @@ def _share(name: str, counts: np.ndarray) -> Share:
     return Share(name, int(counts.sum()), tuple(tasks), free)
 
 
-def _layers(blueprint: Blueprint, state: np.ndarray, count: int) -> tuple[Share, ...]:
+def _layers(blueprint: CallPlan, state: np.ndarray, count: int) -> tuple[Share, ...]:
     totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(count + 1, np.int64))
     for name, entry in blueprint.plan.parameters.items():
         if entry.head or not entry.used:
@@ -121,7 +121,7 @@ def _layers(blueprint: Blueprint, state: np.ndarray, count: int) -> tuple[Share,
 
 @torch.no_grad()
 def _reuse(
-    blueprint: Blueprint, state: np.ndarray, count: int, parameters: dict[str, Tensor]
+    blueprint: CallPlan, state: np.ndarray, count: int, parameters: dict[str, Tensor]
 ) -> tuple[tuple[float, ...], ...]:
     """Magnitudes of weights by (task of the row, task of the column)."""
     total = torch.zeros(count + 1, count + 1, dtype=torch.float64)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..enforce.owners import Owners
 from ..enforce.pins import Slot
-from ..plan.blueprint import Blueprint
+from ..plan.call_plan import CallPlan
 from . import initialise
 
 
@@ -23,7 +23,7 @@ class FreeValues:
     """
 
     backbone: nn.Module
-    blueprint: Blueprint
+    blueprint: CallPlan
     owners: Owners
     slots: dict[str, Slot]
 

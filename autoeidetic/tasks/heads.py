@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from ..common.whole_numbers import whole_number
 from ..enforce.guard import Forward, Runtime
 from ..errors import HeadError, Place
-from ..plan.blueprint import ATTACHED, HeadPlan
+from ..plan.call_plan import ATTACHED, HeadPlan
 from ..plan.plan import Plan
 from .initialise import reset
 

@@ -39,7 +39,7 @@ from ..enforce.owners import Owners
 from ..enforce.pass_lock import PassLock, exclusive
 from ..enforce.pins import Home, Pin, Pins, Where, state, watch
 from ..errors import AutoeideticError, DivergenceWarning, EnforcementError, TaskError
-from ..plan.blueprint import ATTACHED, Blueprint, HeadPlan
+from ..plan.call_plan import ATTACHED, CallPlan, HeadPlan
 from ..proof import seals
 from ..proof.seals import Seal
 from . import compiled, forward_hooks, heads, initialise
@@ -81,7 +81,7 @@ class Answering(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        made: tuple[Blueprint, ...],
+        made: tuple[CallPlan, ...],
         examples: tuple[CallInputs, ...],
         *,
         forward_transfer: bool,
@@ -104,7 +104,7 @@ class Answering(nn.Module):
         self.keep_head = keep_head
         self.recycle = recycle
         self.owners = Owners.none(
-            blueprint.plan, blueprint.outside, blueprint.locked, forward_transfer
+            blueprint.plan, blueprint.plan.outside, blueprint.plan.locked, forward_transfer
         )
         self._tasks: list[Task] = []
         self._runtime = Runtime()

@@ -152,7 +152,9 @@ def _lagging(net: EideticNet) -> list[_Norm]:
     names = {name: free.elements(name) for name in net.blueprint.plan.buffers}
     names = {name: mask for name, mask in names.items() if mask is not None and bool(mask.any())}
     if not any(task.finished for task in net.tasks):  # from then on they are frozen as a whole
-        names |= dict.fromkeys(name for name in net.blueprint.constants if _is_running(net, name))
+        names |= dict.fromkeys(
+            name for name in net.blueprint.plan.constants if _is_running(net, name)
+        )
     for name, mask in names.items():
         path, _, leaf = name.rpartition(".")
         module = net.backbone.get_submodule(path)

@@ -224,7 +224,7 @@ def test_capacity_counts_elements(name: str) -> None:
 def test_capacity_by_group_and_layer(life: lives.Life) -> None:
     net = life.net
     report = net.capacity()
-    for group, share in zip(net.blueprint.groups, report.groups, strict=True):
+    for group, share in zip(net.blueprint.plan.groups, report.groups, strict=True):
         tasks = net.owners.task[list(group.units)]
         assert share.name == group.name
         assert share.size == group.size
@@ -290,7 +290,7 @@ def test_prune(name: str, fraction: float, by: str) -> None:
             for source, needed in requires:
                 if kept[source] and not owners.outside[needed]:
                     assert kept[needed] or net.blueprint.plan.elements[needed] == 0
-            for group in net.blueprint.groups:
+            for group in net.blueprint.plan.groups:
                 assert kept[list(group.units)].any(), group.name
             assert not (owners.pruned & owners.locked).any()
         life.finish()
