@@ -102,7 +102,7 @@ def _lock_attributes(coupling: Coupling, chosen: Array) -> dict[str, Any]:
 def _add_edge(graph: nx.DiGraph, source: str, target: str, kind: str, where: Place) -> None:
     """The first edge between two nodes stays, but a layer that also writes a group writes it."""
     known = graph.get_edge_data(source, target)
-    if known is None or (kind == "writes" != known["kind"]):
+    if known is None or (kind == "writes" and known["kind"] != "writes"):
         graph.add_edge(source, target, kind=kind, operator=where.operator, line=where.line)
 
 
@@ -135,15 +135,17 @@ def readers(graph: nx.DiGraph, group: str) -> list[str]:
 
 def requires(graph: nx.DiGraph, group: str, *, directly: bool = True) -> list[str]:
     """The groups that a group requires; with ``directly=False`` also what these require."""
+    if directly:
+        return [node for _, node, kind in graph.out_edges(group, data="kind") if kind == "requires"]
     import networkx as nx
 
-    between = nx.subgraph_view(
-        graph, filter_edge=lambda a, b: graph.edges[a, b]["kind"] == "requires"
-    )
-    if directly:
-        return list(between.successors(group))
-    found = nx.descendants(between, group)
+    between = nx.DiGraph(_requirements(graph))
+    found = nx.descendants(between, group) if group in between else set()
     return [node for node in groups(graph) if node in found]
+
+
+def _requirements(graph: nx.DiGraph) -> list[tuple[str, str]]:
+    return [(a, b) for a, b, kind in graph.edges(data="kind") if kind == "requires"]
 
 
 def groups_of(graph: nx.DiGraph, layer: str) -> list[str]:
@@ -192,14 +194,19 @@ def order(graph: nx.DiGraph) -> list[tuple[str, ...]]:
     import networkx as nx
 
     rank = {node: number for number, node in enumerate(graph)}
-    condensed = nx.condensation(graph)
-    first = {
-        part: min(rank[node] for node in condensed.nodes[part]["members"]) for part in condensed
+    # data flows along all edges but these: what a group requires comes before it
+    against = _requirements(graph)
+    flow = nx.DiGraph(graph.edges)
+    flow.add_nodes_from(graph)
+    flow.remove_edges_from(against)
+    flow.add_edges_from((needed, group) for group, needed in against)
+    condensed = nx.condensation(flow)
+    parts = {
+        part: tuple(sorted(inside, key=rank.__getitem__))
+        for part, inside in condensed.nodes(data="members")
     }
-    return [
-        tuple(sorted(condensed.nodes[part]["members"], key=rank.__getitem__))
-        for part in nx.lexicographical_topological_sort(condensed, key=first.__getitem__)
-    ]
+    first = lambda part: rank[parts[part][0]]  # noqa: E731
+    return [parts[part] for part in nx.lexicographical_topological_sort(condensed, key=first)]
 
 
 def locks(graph: nx.DiGraph, backbone: int) -> Locked:

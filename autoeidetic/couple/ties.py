@@ -19,8 +19,9 @@ from .structure import Structure
 if TYPE_CHECKING:
     import networkx as nx
 
-#: Sharing units ties layers closer than reading them does.
-_LENGTH = {"reads": 2}
+#: Lengths of edges: sharing units ties layers closer than reading them does, and of two layers
+#: that read each other's units the first one asked for is taken as the one that is read.
+_OWNS, _SECOND_READS, _FIRST_READS = 1.0, 2.0, 2.1
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,9 @@ def _between(graph: nx.DiGraph, first: str, last: str) -> nx.Graph:
     result.add_nodes_from([first, last])
     ends = {first, last}
     for source, target, data in graph.edges(data=True):
-        kind, length = data["kind"], _LENGTH.get(data["kind"], 1)
+        kind = data["kind"]
+        reads = _FIRST_READS if target == first else _SECOND_READS
+        length = reads if kind == "reads" else _OWNS
         layers = {node for node in (source, target) if graph.nodes[node]["kind"] != "group"}
         known = result.get_edge_data(source, target)
         if layers <= ends and (known is None or length < known["length"]):

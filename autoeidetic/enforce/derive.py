@@ -347,9 +347,7 @@ def _held(blueprint: CallPlan, path: str) -> list[tuple[str, str, Tensor]]:
     """(holder inside the module, name, units) of its parameters and running statistics."""
     plan = blueprint.plan
     units = {name: entry.units for name, entry in plan.parameters.items()} | plan.buffers
-    units |= {
-        other: units[first] for other, first in blueprint.plan.aliases.items() if first in units
-    }
+    units |= {other: units[first] for other, first in plan.aliases.items() if first in units}
     result = []
     for name, owner in units.items():
         if name.startswith(f"{path}."):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from ..elements import Drawing
 from ..picture.markup import printable
 
+if TYPE_CHECKING:
+    import networkx as nx
+
 
 def to_graph(drawing: Drawing) -> nx.MultiDiGraph:
     """The drawing as a networkx graph with plain attributes."""
+    import networkx as nx
+
     graph = nx.MultiDiGraph(title=printable(drawing.title))
     modules = {module.id: module for module in drawing.modules}
     names = {group.id: group.name for group in drawing.groups}
@@ -44,4 +49,6 @@ def to_graph(drawing: Drawing) -> nx.MultiDiGraph:
 
 def to_graphml(drawing: Drawing) -> str:
     """The drawing as GraphML."""
+    import networkx as nx
+
     return "\n".join(nx.generate_graphml(to_graph(drawing))) + "\n"
