@@ -129,6 +129,7 @@ def _output_channels(propagation: Propagation) -> Array:
 
 
 def _relabel(tags: Tensor, labels: Array) -> Tensor:
+    """``labels[tags]``, computed on the distinct part only."""
     small = core(tags)
     units = torch.from_numpy(labels[small.reshape(-1).numpy()])
     return units.view(small.shape).expand(tags.shape)
@@ -144,7 +145,7 @@ def _unreached(algebra: Algebra, labels: Array, count: int) -> Array:
 def _reads(
     propagation: Propagation, units_of: dict[str, Tensor], relabel: Callable[[Tensor], Tensor]
 ) -> dict[str, list[Read]]:
-    """The uses of each weight. What several analysed calls have in common counts once."""
+    """The uses of each weight. A use that several analysed calls have in common counts once."""
     reads: dict[str, list[Read]] = defaultdict(list)
     kept: Counter[Hashable] = Counter()
     seen: Counter[Hashable] = Counter()
@@ -177,6 +178,7 @@ def _about(read: Read) -> tuple[Hashable, ...]:
 
 
 def _read_units(reads: dict[str, list[Read]], count: int) -> Array:
+    """The units that some weight reads, as a boolean vector."""
     seen = np.zeros(count + 1, bool)
     for uses in reads.values():
         for use in uses:

@@ -148,8 +148,8 @@ def _members(coupling: Coupling) -> list[list[Member]]:
     members: list[list[Member]] = [[] for _ in range(coupling.group_count)]
     for name, parameter in coupling.parameters.items():
         role = "+".join(roles[name]) or "free" if parameter.used else "unused"
-        node = next(iter(roles[name].values()), None)
-        where = Place() if node is None else place(propagation.nodes[node])
+        used_at = [place(propagation.nodes[node]) for node in roles[name].values()]
+        where = used_at[0] if used_at else Place()
         for g, count in _group_counts(coupling, parameter.units):
             members[g].append(Member(layer_of(name), name, role, count, where))
     for name, parameter in coupling.parameters.items():
@@ -163,6 +163,8 @@ def _members(coupling: Coupling) -> list[list[Member]]:
 def _group_counts(coupling: Coupling, units: Tensor) -> list[tuple[int, int]]:
     """How many elements of a tensor of units lie in each group."""
     small = coupling.group_of_unit[array(units)]
+    if len(small) and (small == small[0]).all():  # nearly always: one layer, one group
+        return [(int(small[0]), units.numel())] if small[0] >= 0 else []
     each = units.numel() // max(len(small), 1)
     counts = np.bincount(small + 1, minlength=1)
     return [(int(g), int(counts[g + 1]) * each) for g in np.flatnonzero(counts[1:])]
@@ -171,7 +173,7 @@ def _group_counts(coupling: Coupling, units: Tensor) -> list[tuple[int, int]]:
 def _names(
     coupling: Coupling, members: list[list[Member]], left_out: Array
 ) -> tuple[dict[int, str], list[int]]:
-    """Readable, unique names; the groups that belong to the backbone."""
+    """A readable, unique name for every group, and the groups that belong to the backbone."""
     names: dict[int, str] = {}
     taken: dict[str, int] = {}
     kept = []
@@ -224,7 +226,7 @@ def _common_prefix(paths: list[str]) -> str:
 def _bonds(
     coupling: Coupling, names: dict[int, str]
 ) -> tuple[list[list[Bond]], dict[tuple[str, str], Place]]:
-    """For each group what couples it, and the requires edges between groups."""
+    """What couples each group, and the first place where one group requires another."""
     propagation = coupling.propagation
     bonds: list[dict[Bond, None]] = [{} for _ in range(coupling.group_count)]
     between: dict[tuple[str, str], Place] = {}
@@ -249,7 +251,7 @@ def _bonds(
 
 
 def _distinct(groups: Array) -> list[int]:
-    """The different numbers that are not negative; events are mostly of one group."""
+    """The distinct group numbers, without -1 (no group); most events are of one group."""
     if (groups == groups[0]).all():
         return [int(groups[0])] if groups[0] >= 0 else []
     return [int(g) for g in np.unique(groups) if g >= 0]

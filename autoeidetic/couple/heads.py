@@ -77,7 +77,7 @@ def head_parameters(
 
 
 def _alive(elements: Array, outputs: Array, requires: Array, read: Array) -> Array:
-    """Edges of units that something depends on; a mixture that is not used requires in vain."""
+    """The edges of units that something depends on; an unused mixture requires nothing."""
     of_use = read | (elements > 0)
     of_use[outputs] = True
     while not of_use[requires[of_use[requires[:, 0]], 1]].all():

@@ -24,7 +24,7 @@ _MOST_PAIRS = 20_000_000
 
 @dataclass(frozen=True)
 class Lock:
-    """Something every task needs whole, so that it is frozen with the first."""
+    """Units of a group that every task needs; they are frozen with the first task."""
 
     group: str
     elements: int
@@ -50,7 +50,7 @@ class Lock:
 
 @dataclass(frozen=True)
 class Locked(Sequence[Lock]):
-    """Everything that cannot be divided between tasks; ``share`` is its part of the backbone."""
+    """Everything that cannot be divided between tasks; ``share`` is its share of the backbone."""
 
     locks: tuple[Lock, ...]
     share: float
@@ -85,6 +85,7 @@ def locked_units(coupling: Coupling, kept: Sequence[int], head_unit: Array) -> A
     locked = np.zeros(len(elements), bool)
     locked[(source >= 0) & ~head_unit] = sizes[source[(source >= 0) & ~head_unit]] == 1
     if len(pairs_needed):
+        # count, for each (group, unit), how many units of the group require the unit: all of them?
         from_group = source[pairs_needed[:, 0]]
         valid = from_group >= 0
         pairs = np.unique(

@@ -21,9 +21,9 @@ class Read:
     """One use of a weight: the unit whose value each of its elements multiplies.
 
     ``columns`` has the weight's shape (mostly with stride 0); 0 means constant or not used.
-    ``rows`` gives the unit that each element contributes to. ``transformed`` tells that the
-    weight used is computed from the parameter (weight standardisation): then both have the
-    shape of the computed weight, and that is where a zero belongs.
+    ``rows`` gives the unit that each element contributes to. ``transformed``: the weight is
+    computed from the parameter (weight standardisation). Then both have the shape of the computed
+    weight, and zeros are written into that one.
     """
 
     columns: Tensor
@@ -67,7 +67,7 @@ class Norm:
 class Nested:
     """A module that mixes channels and is to be evaluated level by level.
 
-    ``examples`` tells of each of its calls in which of the analysed calls of the model it was.
+    ``examples`` has, for each of its calls, the number of the analysed call of the model around it.
     ``norms`` lists, for each call, the layer, RMS and group norms in it when nothing else in the
     module mixes channels: then statistics per level do the work. None: the module is a black box.
     ``enclosed``: another such module is around it.
@@ -82,7 +82,7 @@ class Nested:
     enclosed: bool
 
     def within(self, example: int) -> Nested:
-        """As it is called in one of the analysed calls of the model."""
+        """The module as one of the analysed calls of the model calls it."""
         own = [n for n, each in enumerate(self.examples) if each == example]
         norms = None if self.norms is None else tuple(self.norms[n] for n in own)
         calls = tuple(self.calls[n] for n in own)

@@ -35,7 +35,7 @@ def unit_numbers(propagation: Propagation, outputs: Array, nested: set[int]) -> 
     for use in propagation.algebra.reads:
         read[array(use.columns)] = True
     signature = _layer_signature(propagation.algebra)
-    several = len(propagation.capture.roots) > 1
+    several = len(propagation.capture.roots) > 1  # several analysed calls
     owning = np.concatenate([array(units) for units in propagation.algebra.channels_of.values()])
     for _ in range(_ROUNDS):
         if several:
@@ -48,6 +48,7 @@ def unit_numbers(propagation: Propagation, outputs: Array, nested: set[int]) -> 
 
 
 def _raw_edges(propagation: Propagation, nested: set[int]) -> tuple[Array, Array]:
+    """All (left requires right) between channels, without those of ``nested`` mixing sites."""
     events = [
         e
         for e in propagation.algebra.channels.events
@@ -59,7 +60,7 @@ def _raw_edges(propagation: Propagation, nested: set[int]) -> tuple[Array, Array
 
 
 def _strong(labels: Array, left: Array, right: Array) -> Array:
-    """Labels with strongly connected components of left -> right joined."""
+    """Labels with the strongly connected components of left -> right merged."""
     a, b = labels[left], labels[right]
     apart = (a != b) & (a != 0) & (b != 0)
     if not apart.any():
@@ -86,7 +87,7 @@ def _compact(labels: Array) -> Array:
 
 
 def _layer_signature(algebra: Algebra) -> Array:
-    """A random number per channel that tells in which layer it has elements."""
+    """A random number per channel: equal for channels that have elements in the same layer."""
     random = np.random.default_rng(0)
     signature = np.zeros(algebra.channels.count, np.uint64)
     layers: dict[str, np.uint64] = {}
@@ -102,8 +103,10 @@ def _layer_signature(algebra: Algebra) -> Array:
 def _merge_equal_mixtures(labels: Array, left: Array, right: Array, owning: Array) -> Array:
     """Join units without elements that require the same units.
 
-    Each analysed call makes derived channels of its own. Where two calls mix the same channels, a
-    unit must not be told from another because one call more requires it.
+    Each analysed call makes derived channels of its own. Where two calls mix the same channels,
+    two units must not differ only because a derived channel of one more call requires them.
+
+    Sets are compared by sums of random keys: a set of units has the sum of its members' keys.
     """
     random = np.random.default_rng(3)
     while True:
@@ -135,6 +138,8 @@ def _merge_useless_apart(
     exactly one unit does, the two are one. When two such units of the same layers are
     required by the same units, losing one makes the other useless: they are one, too (the
     queries and keys of an attention head).
+
+    Returns None when there is nothing to merge.
     """
     size = int(labels.max()) + 1
     seen = np.zeros(size, bool)
@@ -164,7 +169,7 @@ def _merge_useless_apart(
         target[several] = several[first[inverse.reshape(-1)]]
     if np.array_equal(target, np.arange(size)):
         return None
-    while True:  # follow chains; cycles cannot arise, for requires is acyclic here
+    while True:  # follow chains; they end, because requires has no cycles between units
         above = target[target]
         if np.array_equal(above, target):
             break

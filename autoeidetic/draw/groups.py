@@ -85,7 +85,7 @@ def _reason(lock: Lock | None) -> str:
 
 
 def _couplers(meaning: Meaning, found: Boxes, edges: Sequence[Edge]) -> dict[int, list[int]]:
-    """Operators that join the units of a group, or that it comes to from two sides."""
+    """Operators that join the units of a group, or that the group enters from two sides."""
     boxes: dict[int, set[int]] = defaultdict(set)
     for step, groups in meaning.joined.items():
         box = found.source.get(step)

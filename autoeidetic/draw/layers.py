@@ -1,4 +1,4 @@
-"""Layers: which parameters a box has, and which boxes a member of a group is drawn as."""
+"""Layers: the parameters of each box, and the boxes that show each member of a group."""
 
 from __future__ import annotations
 

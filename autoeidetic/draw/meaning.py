@@ -1,4 +1,4 @@
-"""Meaning: what the analysis says about the values and layers of a drawing."""
+"""Meaning: what the analysis says of the values and layers of a drawing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _READS = {"output", "recurrent", "embedding"}
 
 
 class Meaning:
-    """Groups of values, kinds of edges.
+    """The groups in each value, and the kinds of edges.
 
     Group numbers are positions in ``deps.groups``.
     """
@@ -112,7 +112,7 @@ class Meaning:
 
     @cached_property
     def joined(self) -> dict[fx.Node, frozenset[int]]:
-        """For each operator the groups it holds together."""
+        """For each operator the groups whose units it joins."""
         return self._groups_by_operator("joined")
 
     def _groups_by_operator(self, kind: str) -> dict[fx.Node, frozenset[int]]:

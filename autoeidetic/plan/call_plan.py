@@ -19,8 +19,8 @@ from .analysis import Analysis
 from .features import check_whole, features
 from .plan import Plan
 
-#: What may follow heads whose results go side by side. Not a pooling or an interpolation: their
-#: last bits depend on the number of channels.
+#: Operators that may follow heads whose results lie side by side. Not a pooling or an
+#: interpolation: their last bits depend on the number of channels.
 _SIDE_BY_SIDE = {"getitem"} | {
     f"aten.{name}"
     for name in "view reshape _unsafe_view flatten squeeze unsqueeze transpose permute contiguous "
@@ -32,13 +32,13 @@ ATTACHED = "attached"
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """One output layer, of which every task gets its own.
+    """One output layer, which every task gets for itself.
 
-    ``holder`` is the module replaced; with ``leaf`` it is only that parameter of the module.
-    ``inputs`` are the classes of what the layer reads; ``dim`` is where the classes lie in what
-    it makes (in the parameter, for a leaf). A head that is *attached* reads an output of the
-    model, leaf number ``reads``. ``nested`` is the path of a module around the head that mixes
-    channels, and is therefore run on what the task may see.
+    ``holder`` is the module that is replaced; with ``leaf`` only that parameter of it is.
+    ``inputs`` are the units of what the layer reads; ``dim`` is the dimension of its results (of
+    the parameter, for a leaf) along which its units lie. A head that is *attached* reads an output
+    of the model, leaf number ``reads``. ``nested`` is the path of a module around the head that
+    mixes channels, and is therefore run on what the task may see.
     """
 
     layer: str
@@ -158,7 +158,7 @@ def _module_head(analysis: Analysis, path: str, parameters: tuple[str, ...], siz
         )
     dims = varies(outputs[0])
     rows = {analysis.plan.parameters[name].units.shape[:1] for name in parameters}
-    if len(rows) == 1:  # the size of a layer, also when what follows ties its classes together
+    if len(rows) == 1:  # the size of a layer, also when what follows ties its units together
         (size,) = rows.pop() or (size,)
     dim = dims[-1] if dims else -1
     around = [n.module for n in analysis.plan.nested if path.startswith(f"{n.module}.")]
@@ -167,13 +167,13 @@ def _module_head(analysis: Analysis, path: str, parameters: tuple[str, ...], siz
 
 
 def _same_channels(left: Tensor, right: Tensor) -> bool:
-    """Are the classes the same, whatever the sizes are along which none varies?"""
+    """Are the units the same, apart from the sizes of dimensions in which nothing varies?"""
     left, right = core(compress(left)), core(compress(right))
     return left.shape == right.shape and torch.equal(left, right)
 
 
 def _same_leaf(head: HeadPlan, analysis: Analysis, example: int) -> HeadPlan:
-    """An attached head in another analysed call: it reads the output of the same name.
+    """The attached head in another analysed call, where it reads the output of the same name.
 
     Raises:
         HeadError: there is none, or it has other channels.
@@ -221,7 +221,7 @@ def _nodes(structure: Any) -> list[fx.Node]:
 
 
 def _split(leaf: Tensor | None, heads: tuple[HeadPlan, ...], plan: Plan) -> tuple[int, str] | None:
-    """Where a head's classes lie in an output, one beside the other, and which head's."""
+    """The dimension of an output along which a head's units lie side by side, and the head."""
     dims = [] if leaf is None else varies(leaf)
     if leaf is None or len(dims) != 1 or core(leaf).unique().numel() != leaf.shape[dims[0]]:
         return None
@@ -241,7 +241,7 @@ def _joint(
 ) -> bool:
     """Can several heads' results go side by side through what follows the heads?
 
-    Only through operators that leave each class to itself, and its bits as they are.
+    Only through operators that compute each output from itself, and do not change its bits.
     """
     if heads[0].layer == ATTACHED:
         return True

@@ -1,9 +1,9 @@
-"""Attach: which output of a model without an output layer are the features that a head reads.
+"""Features: the output that a head is attached to, in a model without an output layer.
 
-It is the deepest one, computed with all parameters that the others are computed with: the last of
-a list of feature maps, the last hidden state and not the encoder's. A model that does end in a
-layer, but in one that tasks cannot have of their own, has no features to offer: a head on top of
-that layer would be another function.
+It is the deepest output, computed with all parameters that the others are computed with: the last
+of a list of feature maps, the decoder's hidden state and not the encoder's. A model that ends in a
+layer that cannot be given to each task has no features to offer: a head on top of that layer would
+be another function.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LAYERS = {
 
 @dataclass(frozen=True)
 class Features:
-    """An output of the model: its number among all, the units in it, where channels lie."""
+    """An output of the model: its number, the units in it, the dimension of its channels."""
 
     number: int
     units: Tensor
@@ -56,7 +56,7 @@ def features(analysis: Analysis) -> Features:
 
 
 def _outputs(analysis: Analysis) -> dict[fx.Node, Features]:
-    """Outputs with channels; ``dim`` is 0 where it is not clear in which dimension they lie."""
+    """Outputs with channels; ``dim`` is 0 where they lie in no single dimension."""
     nodes = pytree.tree_leaves(analysis.capture.outputs[0])
     leaves = output_leaves(analysis.plan.outputs[0])
     found: dict[fx.Node, Features] = {}
@@ -68,7 +68,7 @@ def _outputs(analysis: Analysis) -> dict[fx.Node, Features]:
 
 
 def _deepest(outputs: dict[fx.Node, Features], capture: Capture) -> fx.Node | None:
-    """The output that is computed with all that the others are, or from them; None: no outputs.
+    """The output computed with all parameters of the others, or from them; None: no outputs.
 
     Raises:
         HeadError: several are not computed from each other.
@@ -108,7 +108,7 @@ def _is_parameter(node: fx.Node, capture: Capture) -> bool:
 
 
 def _layer(node: fx.Node, analysis: Analysis) -> fx.Node | None:
-    """The layer that an output comes from through nothing but functions of one value."""
+    """The layer that an output comes from through functions of one value only; None: no layer."""
     capture = analysis.capture
     roles = analysis.roles
     while True:
@@ -126,17 +126,17 @@ def _layer(node: fx.Node, analysis: Analysis) -> fx.Node | None:
 
 
 def _unmoved(node: fx.Node) -> fx.Node:
-    """What a value was before it was transposed and the like."""
+    """The value before it was transposed, reshaped and so on."""
     while node.op != "get_attr" and len(node.all_input_nodes) == 1:
         (node,) = node.all_input_nodes
     return node
 
 
 def check_whole(analysis: Analysis) -> None:
-    """Is every layer that takes part of the heads' parameters a head as a whole?
+    """Check that every layer with parameters of a head has only such parameters.
 
     Raises:
-        HeadError: one is not: of a tied output layer only the bias is its own.
+        HeadError: a layer is a head in part: of a tied output layer only the bias is its own.
     """
     parameters = analysis.plan.parameters
     for node in analysis.capture.graph.nodes:
@@ -147,7 +147,7 @@ def check_whole(analysis: Analysis) -> None:
 
 
 def _not_separable(layer: fx.Node, capture: Capture) -> HeadError:
-    """The error for an output layer that is not the tasks' to have."""
+    """The error for an output layer that cannot be given to each task."""
     path = layer.meta.get("module", "")
     weights = [_unmoved(node) for node in layer.all_input_nodes]
     names = {str(node.target) for node in weights if _is_parameter(node, capture)}

@@ -1,4 +1,4 @@
-"""Drawable: what has a drawing can be written in every format of drawings."""
+"""Drawable: the methods that write a drawing in every format."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     from ..draw.elements import Drawing
 
 FilePath = str | os.PathLike[str]
-#: A page that is larger than this is not put into a notebook, which keeps it for ever.
+#: A larger page is not put into a notebook, whose file would keep it.
 _LARGEST_INLINE = 6_000_000
 
 
 class Drawable:
     """Gives an analysis and a network their drawings.
 
-    The sub-package that draws them imports both, so it is imported in the methods.
+    The room that draws them comes later and imports both, so it is imported in the methods.
     """
 
     def drawing(self, title: str = "") -> Drawing:
-        """The neutral description that all formats are made of."""
+        """The description that all formats are made from."""
         from ..draw.visualize import visualize
 
         return visualize(self, title=title)  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ class Drawable:
         return content
 
     def _summary(self) -> str:
-        """What a notebook shows as text."""
+        """The text that a notebook shows."""
         return str(self)
 
     def _repr_html_(self) -> str:

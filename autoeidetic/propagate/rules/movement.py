@@ -128,7 +128,7 @@ def stack(algebra: Algebra, values: list[Value], dim: int = 0) -> Value:
 
 
 def _side_by_side(algebra: Algebra, values: list[Value], dim: int) -> Value:
-    """Concatenate; a free parameter (a unit token) takes the channels of its neighbours."""
+    """Concatenate; a free parameter (a class token) takes the channels of its neighbours."""
     known = [v for v in values if v.tags is not None and v.parameter is None]
     neighbour = next((v for v in known if not v.is_constant and dim not in varies(v.tags)), None)  # type: ignore[arg-type]
     if neighbour is not None:
