@@ -161,6 +161,7 @@ def _reads(
             line=node.meta["line"],
         )
         if several:
+            # a weight that a call reads twice alike is kept twice, but not again for each call
             key = (use.parameter, *_about(read))
             seen[propagation.capture.example_of(node.meta["scope"]), key] += 1
             if seen[propagation.capture.example_of(node.meta["scope"]), key] <= kept[key]:
@@ -214,6 +215,7 @@ def _groups(parameters: dict[str, ParameterUnits], elements: Array) -> tuple[Arr
         order[small] = position
     owning = elements > 0
     _, first, inverse = np.unique(signature[owning], return_index=True, return_inverse=True)
+    # np.unique sorts by random signatures: order the groups by parameter and first unit instead
     rank = np.argsort(np.lexsort((first, order[owning][first])))
     groups = np.full(len(elements), -1, np.int64)
     groups[owning] = rank[inverse.reshape(-1)]

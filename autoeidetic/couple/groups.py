@@ -130,6 +130,7 @@ def list_groups(coupling: Coupling, outside: Array) -> GroupTable:
 
 
 def _units_by_group(coupling: Coupling) -> list[Array]:
+    """The units of each group, by its number: one stable sort, cut where the group changes."""
     owning = np.flatnonzero(coupling.group_of_unit >= 0)
     order = owning[np.argsort(coupling.group_of_unit[owning], kind="stable")]
     bounds = np.cumsum(np.bincount(coupling.group_of_unit[owning], minlength=coupling.group_count))
@@ -148,8 +149,8 @@ def _members(coupling: Coupling) -> list[list[Member]]:
     members: list[list[Member]] = [[] for _ in range(coupling.group_count)]
     for name, parameter in coupling.parameters.items():
         role = "+".join(roles[name]) or "free" if parameter.used else "unused"
-        used_at = [place(propagation.nodes[node]) for node in roles[name].values()]
-        where = used_at[0] if used_at else Place()
+        first = next(iter(roles[name].values()), None)
+        where = Place() if first is None else place(propagation.nodes[first])
         for g, count in _group_counts(coupling, parameter.units):
             members[g].append(Member(layer_of(name), name, role, count, where))
     for name, parameter in coupling.parameters.items():
@@ -190,6 +191,7 @@ def _names(
 
 
 def _name(coupling: Coupling, group: int, members: list[Member]) -> str:
+    """The layer that writes the group, or the path that its writers have in common."""
     writers = [m for m in members if m.role.split("+")[0] in ("output", "recurrent", "embedding")]
     writers = writers or [m for m in members if m.role != "input"]
     layers = list(dict.fromkeys(m.layer for m in writers))
@@ -211,6 +213,7 @@ def _rows(coupling: Coupling, group: int, parameter: str) -> str:
 
 
 def _common_prefix(paths: list[str]) -> str:
+    """The path of the innermost module around all of them."""
     parts = [path.split(".") for path in paths]
     shared = []
     for step in zip(*parts, strict=False):
@@ -244,6 +247,7 @@ def _bonds(
             for g in _distinct(left):
                 bonds[g][Bond("joined", where)] = None
         else:
+            # two group numbers as one, shifted by 1 so that "no group" is 0
             for pair in _distinct((left + 1) * (coupling.group_count + 1) + right + 1):
                 a, b = divmod(pair, coupling.group_count + 1)
                 _note_requirement(bonds, between, names, a - 1, b - 1, where)

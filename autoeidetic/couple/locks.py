@@ -79,6 +79,7 @@ def locked_units(coupling: Coupling, kept: Sequence[int], head_unit: Array) -> A
     pairs_needed = reach(coupling.requires, len(elements))
     in_backbone = np.zeros(coupling.group_count, bool)
     in_backbone[list(kept)] = True
+    # source: the group that a unit stands for as a requirer; -1: unused parameters, mixtures
     source = np.where((group >= 0) & in_backbone[np.maximum(group, 0)], group, -1)
     source[head_unit] = group[head_unit]
     sizes = np.bincount(source[source >= 0], minlength=coupling.group_count)

@@ -27,7 +27,7 @@ _ROUNDS = 32
 def unit_numbers(propagation: Propagation, outputs: Array, nested: set[int]) -> Array:
     """The unit number of every channel; 0 for channel 0."""
     channels = propagation.algebra.channels
-    labels = channels.roots
+    labels = channels.roots  # joined channels have one root
     left, right = _raw_edges(propagation, nested)
     labels = _compact(_strong(labels, left, right))
     read = np.zeros(channels.count, bool)
@@ -37,6 +37,7 @@ def unit_numbers(propagation: Propagation, outputs: Array, nested: set[int]) -> 
     signature = _layer_signature(propagation.algebra)
     several = len(propagation.capture.roots) > 1  # several analysed calls
     owning = np.concatenate([array(units) for units in propagation.algebra.channels_of.values()])
+    # each merge can make others possible: units that were required by two are now required by one
     for _ in range(_ROUNDS):
         if several:
             labels = _merge_equal_mixtures(labels, left, right, owning)
@@ -148,17 +149,18 @@ def _merge_useless_apart(
     apart = (a != b) & (b != 0)
     pairs = np.unique(a[apart] * size + b[apart])
     a, b = pairs // size, pairs % size
-    keep = ~seen[b]
+    keep = ~seen[b]  # b: units that nothing but other units needs; a: the units that do
     a, b = a[keep], b[keep]
     if not len(a):
         return None
     random = np.random.default_rng(1)
     key = random.integers(1, 1 << 63, size, dtype=np.uint64)
+    # the set of units that require b, as the sum of their random keys
     requirers = np.zeros(size, np.uint64)
     np.add.at(requirers, b, key[a])
     count = np.bincount(b, minlength=size)
     target = np.arange(size)
-    single = count[b] == 1
+    single = count[b] == 1  # required by one unit only: merge with that one
     target[b[single]] = a[single]
     layers = np.zeros(size, np.uint64)
     layers[labels] = signature

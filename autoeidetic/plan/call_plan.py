@@ -132,6 +132,7 @@ def _heads(model: nn.Module, analysis: Analysis) -> tuple[HeadPlan, ...]:
     result = []
     check_whole(analysis)
     for head in analysis.heads:
+        # a parameter of the root module is its own layer: there is no module to replace
         holder = head.layer if head.layer not in head.parameters else ""
         own = {name for name, _ in model.get_submodule(holder).named_parameters(holder)}
         if holder and own <= set(head.parameters):
@@ -253,6 +254,7 @@ def _joint(
         for call in analysis.capture.calls.values()
         if call.path in paths and analysis.capture.example_of(call.scope) == example
     ]
+    # follow the heads' results forward; the nodes are in topological order
     after = {node for call in calls for node in _nodes(call.outputs)}
     for node in analysis.capture.graph.nodes:
         if node in after or not after.intersection(node.all_input_nodes):

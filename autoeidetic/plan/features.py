@@ -75,6 +75,7 @@ def _deepest(outputs: dict[fx.Node, Features], capture: Capture) -> fx.Node | No
     """
     if not outputs:
         return None
+    # an output is deepest when no other one has parameters that it lacks, and none comes after it
     before = {node: _before(node) for node in outputs}
     own = {node: {n.target for n in before[node] if _is_parameter(n, capture)} for node in outputs}
     all_parameters = set().union(*own.values())

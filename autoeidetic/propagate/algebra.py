@@ -64,7 +64,7 @@ class Algebra(ParameterChannels):
         if parameters and all(v.parameter is not None or v.is_constant for v in operands):
             return self._pointwise_parameters(parameters, shape)
         tags: Tensor | None = None
-        waiting = []
+        waiting = []  # parameters with elements that have no channel yet
         for value in operands:
             if value.tags is None and self.shows_new(value.parameter):  # type: ignore[arg-type]
                 waiting.append(value)
@@ -120,6 +120,7 @@ class Algebra(ParameterChannels):
             and not self.is_assigned(view)
         )
         dim = dim % tags.dim()
+        # the usual case, without the general machinery: a new parameter, channels along dim only
         if fresh and all(d == dim for d in varies(tags)):
             channels = core(tags).reshape(-1).expand(parameter.shape)
             if bool((channels == 0).any()):
@@ -159,7 +160,7 @@ class Algebra(ParameterChannels):
         over = list(range(rank)) if not dims else sorted({d % rank for d in dims})
         if not rank:
             over = []
-        if value.parameter is not None and value.tags is None:
+        if value.parameter is not None and value.tags is None:  # it stays a weight
             return self._reduce_parameter(value, over, keepdim)
         tags = self.reduce_tags(self.tags(value), over, how)
         if not keepdim:
@@ -206,7 +207,7 @@ class Algebra(ParameterChannels):
             if isinstance(value, Value):
                 tags = self.tags(value)
                 found.append(np.unique(self.channels.find(array(tags))))
-        row = np.unique(np.concatenate(found))[None]
+        row = np.unique(np.concatenate(found))[None]  # a single row: one set, one derived channel
         return torch.from_numpy(self._mix_rows(row, "hard"))[0]
 
     def resample(self, value: Value, space: int, shape: Sequence[int] | None = None) -> Value:

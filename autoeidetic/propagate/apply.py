@@ -56,6 +56,7 @@ def decomposed(algebra: Algebra, node: fx.Node, args: Any, kwargs: Any) -> Any:
         inner = capture_function(function, *convert((args, kwargs), Value, stand))
     except Exception:  # a decomposition that needs dtypes or data we do not have
         return None
+    # while the steps run, the algebra looks at them; events keep the index of the outer node
     outer_node, bound = algebra.node, iter(operands)
     values: dict[fx.Node, Any] = {}
     try:

@@ -155,6 +155,7 @@ class ParameterChannels(Tags):
         if view.coords is None:
             self.channels_of[view.name] = tags
             return
+        # transposed only: turn the tags back instead of scattering them element by element
         straight = self._undo_permutation(view, tags)
         if straight is not None and view.name not in self.channels_of:
             self.channels_of[view.name] = straight
@@ -191,6 +192,8 @@ class ParameterChannels(Tags):
         flat, small = torch.broadcast_tensors(flat, core(tags))
         index = (flat.reshape(-1, 1) + everything[None]).reshape(-1)
         written = small.reshape(-1, 1).expand(-1, len(everything)).reshape(-1)
+        # first come, first served: an element keeps the channel it has, and that one is joined
+        # with the one that was to be written
         before = dense[index]
         dense[index] = torch.where(before > 0, before, written)
         after = dense[index].numpy()
@@ -252,7 +255,7 @@ class ParameterChannels(Tags):
         if not view.transformed and view.coords is not None:
             straight = self._undo_permutation(view, columns)
             if straight is None:
-                if any(c is None for c in view.coords):
+                if any(c is None for c in view.coords):  # elements of the weight are mixed
                     return False
                 dense = torch.zeros(math.prod(view.shape), dtype=torch.int64)
                 self._scatter(view, columns, dense)

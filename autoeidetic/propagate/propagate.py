@@ -126,7 +126,7 @@ class _Interpreter:
         kwargs = {k: lookup(a, self.values) for k, a in node.kwargs.items()}
         self.operators[operator_name(node)] += 1
         operands = leaves((args, kwargs), Value)
-        if all(v.is_constant for v in operands):
+        if all(v.is_constant for v in operands):  # no rule is needed: the result is constant
             return self._constant_results(node)
         if node.meta.get("read_by_python"):
             self.read_by_python.append(node)
@@ -170,6 +170,7 @@ class _Interpreter:
         result = decomposed(self.algebra, node, args, kwargs)
         if result is not None:
             return result
+        # the last resort is sound, costs capacity, and is therefore listed
         remedy = f"write a rule for it: @autoeidetic.rule(torch.ops.{operator_name(node)})"
         reason = "no rule and no decomposition, everything it reads is mixed"
         self.unhandled.append(Unhandled(place(node), reason, remedy))
