@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
 from torch import nn
 
-from .capture.capture import capture
-from .common.inputs import check_module, example_calls
-from .couple.couple import couple
+from .common.inputs import check_module
 from .errors import InputError, UnhandledOperatorError, UnhandledOperatorWarning
-from .propagate.propagate import propagate
+from .plan.analysis import run_analysis
 from .report.dependencies import Dependencies
 
 
@@ -52,22 +48,12 @@ def analyze(
         raise InputError(
             f"on_unhandled={on_unhandled!r} is unknown", remedy='use "warn" or "raise"'
         )
-    with torch.inference_mode(False), _tags_on_cpu():  # else operators are other ones
-        captured = capture(model, *example_calls(model, example_inputs))
-        propagation = propagate(captured)
-        dependencies = Dependencies(couple(propagation))
-    for unhandled in propagation.unhandled:
+    analysis = run_analysis(model, example_inputs)
+    for unhandled in analysis.unhandled:
         if on_unhandled == "raise":
             raise UnhandledOperatorError(
                 unhandled.reason, place=unhandled.place, remedy=unhandled.remedy
             )
         text = f"{unhandled.reason}\n  where: {unhandled.place}\n  remedy: {unhandled.remedy}"
         warnings.warn(text, UnhandledOperatorWarning, stacklevel=2)
-    return dependencies
-
-
-def _tags_on_cpu() -> AbstractContextManager[Any]:
-    """Tags are data: they must not follow a default device that the caller has set."""
-    if torch.get_default_device().type == "cpu":
-        return nullcontext()
-    return torch.device("cpu")
+    return Dependencies(analysis)

@@ -17,7 +17,7 @@ from .common.torch_modes import unsupported_module
 from .enforce.guard import Guarded
 from .errors import InputError, Place
 from .net import EideticNet
-from .plan.blueprint import ATTACHED, blueprints
+from .plan.call_plan import ATTACHED, call_plans
 from .proof import rehearse as rehearsal
 
 
@@ -89,7 +89,7 @@ def _converted(
     if deps.capture.way == "real":  # parameters may have decided the path, and will change
         taken = zip(examples, deps.capture.decisions, strict=True)
         examples = tuple(replace(each, decisions=decided) for each, decided in taken)
-    plan = blueprints(model, deps)
+    plan = call_plans(model, deps.analysis)
     if keep_head and plan[0].heads[0].layer == ATTACHED:
         raise InputError(
             "the model has no output layer that keep_head=True could keep",

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..couple.tables import Read
 from ..errors import EnforcementError, Place
-from ..plan.plan import Plan, Read
+from ..plan.plan import Plan
 from ..propagate.values import array, compress, core
 
 Array = np.ndarray

@@ -21,12 +21,11 @@ import numpy as np
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..analyze import analyze
 from ..common.inputs import CallInputs
 from ..enforce.owners import FREE, Owners
 from ..errors import AutoeideticError, EnforcementError, HeadError, NoParametersError, Place
-from ..plan.blueprint import Blueprint, HeadPlan, blueprints
-from ..report.dependencies import Dependencies
+from ..plan.analysis import Analysis, run_analysis
+from ..plan.call_plan import CallPlan, HeadPlan, call_plans
 from .agreement import canonical, labels, translation
 from .signature import kind, signature
 from .sizes import Sizes, alike, conditions, used_parameters
@@ -49,7 +48,7 @@ class Call:
     elements. ``decisions``: what the code has read out of tensors in the call that was analysed.
     """
 
-    blueprint: Blueprint
+    call_plan: CallPlan
     units: Array
     decisions: tuple[Hashable, ...] = ()
 
@@ -58,7 +57,7 @@ class Call:
 
     def owners(self, owners: Owners) -> Owners:
         """The owners of the network's units as owners of the units of this analysis."""
-        plan = self.blueprint.plan
+        plan = self.call_plan.plan
         if plan is owners.plan:
             return owners
         has = plan.elements > 0
@@ -67,23 +66,23 @@ class Call:
             plan=plan,
             task=np.where(has, owners.task[self.units], FREE).astype(owners.task.dtype),
             pruned=has & owners.pruned[self.units],
-            outside=self.blueprint.outside,
+            outside=plan.outside,
             locked=has & owners.locked[self.units],
         )
 
     @cached_property
     def digest(self) -> str:
         """Calls with the same digest are protected by the same masks, whoever owns what."""
-        plan = self.blueprint.plan
+        plan = self.call_plan.plan
         named = labels(plan, self.units)
         content: list[Any] = [
-            self.blueprint.split,
-            self.blueprint.joint,
-            self.blueprint.looks,
-            [head.reads for head in self.blueprint.heads],
+            self.call_plan.split,
+            self.call_plan.joint,
+            self.call_plan.looks,
+            [head.reads for head in self.call_plan.heads],
         ]
-        trees: list[Any] = [self.blueprint.outputs, [head.inputs for head in self.blueprint.heads]]
-        for nested in self.blueprint.nested:
+        trees: list[Any] = [self.call_plan.outputs, [head.inputs for head in self.call_plan.heads]]
+        for nested in self.call_plan.nested:
             content.append((nested.module, nested.enclosed, len(nested.calls)))
             trees += [(call.args, call.kwargs, call.outputs) for call in nested.calls]
             for norm in (norm for norms in nested.norms or () for norm in norms):
@@ -115,10 +114,10 @@ class Calls:
     single: Counter[Hashable] = field(default_factory=Counter)
 
     @staticmethod
-    def of(examples: tuple[CallInputs, ...], made: tuple[Blueprint, ...]) -> Calls:
+    def of(examples: tuple[CallInputs, ...], made: tuple[CallPlan, ...]) -> Calls:
         """The calls that the conversion has analysed."""
         units = np.arange(made[0].plan.units + 1)
-        calls = [Call(blueprint, units) for blueprint in made]
+        calls = [Call(call_plan, units) for call_plan in made]
         result = Calls(calls[0])
         for inputs, call in zip(examples, calls, strict=True):
             result.known[signature(inputs.args, inputs.kwargs)] = result.one_of(call)
@@ -150,7 +149,7 @@ def remember(table: dict[Hashable, Kind], key: Hashable, value: Kind) -> None:
 
 
 def analysed(
-    model: nn.Module, examples: tuple[CallInputs, ...], first: Blueprint, call: CallInputs
+    model: nn.Module, examples: tuple[CallInputs, ...], first: CallPlan, call: CallInputs
 ) -> Call:
     """Analyse a call that no example has shown; the model is the bare one.
 
@@ -166,21 +165,21 @@ def analysed(
     return _agreed(model, first, _analysis(model, *examples, call))
 
 
-def _analysis(model: nn.Module, *calls: CallInputs) -> Dependencies:
+def _analysis(model: nn.Module, *calls: CallInputs) -> Analysis:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # those of the examples were given by the conversion
-        return analyze(model, list(calls))
+        return run_analysis(model, list(calls))
 
 
-def _agreed(model: nn.Module, first: Blueprint, deps: Dependencies) -> Call:
+def _agreed(model: nn.Module, first: CallPlan, analysis: Analysis) -> Call:
     """The last call of an analysis that finds nothing but what is in force."""
-    units = translation(first.plan, deps.plan)
-    made = blueprints(model, deps)[-1]
+    units = translation(first.plan, analysis.plan)
+    made = call_plans(model, analysis)[-1]
     _check_heads(first, made)
-    return Call(made, units, deps.capture.decisions[-1])
+    return Call(made, units, analysis.capture.decisions[-1])
 
 
-def generalised(model: nn.Module, first: Blueprint, inputs: CallInputs) -> Sizes | None:
+def generalised(model: nn.Module, first: CallPlan, inputs: CallInputs) -> Sizes | None:
     """For which sizes a call is like this one, which was analysed; None when nobody can tell."""
     found = conditions(model, inputs)
     if found is None:
@@ -199,7 +198,7 @@ def generalised(model: nn.Module, first: Blueprint, inputs: CallInputs) -> Sizes
     return sizes if alike((here, there), named) else None
 
 
-def _check_heads(first: Blueprint, made: Blueprint) -> None:
+def _check_heads(first: CallPlan, made: CallPlan) -> None:
     for before, now in zip(first.heads, made.heads, strict=True):
         if _about(before) != _about(now):
             raise EnforcementError(

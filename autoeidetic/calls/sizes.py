@@ -27,8 +27,8 @@ from ..capture.graph import operator_name
 from ..common.inputs import CallInputs
 from ..common.undisturbed import undisturbed
 from ..enforce.guard import original_class
+from ..plan.analysis import Analysis
 from ..propagate.values import core, varies
-from ..report.dependencies import Dependencies
 from .agreement import canonical
 
 #: One entry per dimension of a tensor: its only size, or the symbol that stands for any.
@@ -189,16 +189,16 @@ def _first_uses(graph: fx.Graph, names: Mapping[str, str]) -> list[str]:
     return list(dict.fromkeys(used))
 
 
-def used_parameters(deps: Dependencies) -> list[str]:
+def used_parameters(analysis: Analysis) -> list[str]:
     """The parameters that an analysed call uses, in order."""
     names = {
         node.name: str(node.target)
-        for node in deps.capture.graph.nodes
-        if node.op == "get_attr" and str(node.target) in deps.capture.parameters
+        for node in analysis.capture.graph.nodes
+        if node.op == "get_attr" and str(node.target) in analysis.capture.parameters
     }
     used = (
         names[source.name]
-        for node in _nodes(deps)
+        for node in _nodes(analysis)
         for source in node.all_input_nodes
         if source.name in names
     )
@@ -208,11 +208,11 @@ def used_parameters(deps: Dependencies) -> list[str]:
 # -- the places of channels --------------------------------------------------------------------
 
 
-def _nodes(deps: Dependencies) -> list[fx.Node]:
-    return [node for node in deps.capture.graph.nodes if node.op == "call_function"]
+def _nodes(analysis: Analysis) -> list[fx.Node]:
+    return [node for node in analysis.capture.graph.nodes if node.op == "call_function"]
 
 
-def alike(calls: tuple[Dependencies, Dependencies], named: Sequence[np.ndarray]) -> bool:
+def alike(calls: tuple[Analysis, Analysis], named: Sequence[np.ndarray]) -> bool:
     """Do two analysed calls differ in nothing but sizes along which no channels lie?
 
     ``named``: names of the units of each that both share.
@@ -224,7 +224,9 @@ def alike(calls: tuple[Dependencies, Dependencies], named: Sequence[np.ndarray])
     for a, b in zip(first, second, strict=True):
         if a.target != b.target or a.meta.get("module") != b.meta.get("module"):
             return False
-        tags = [deps.values.get(node.name) for deps, node in zip(calls, (a, b), strict=True)]
+        tags = [
+            analysis.values.get(node.name) for analysis, node in zip(calls, (a, b), strict=True)
+        ]
         if not _same_arguments(a, b, same, calls[0]) or not _same_tags(tags, named):
             return False
         same[a] = b
@@ -239,21 +241,21 @@ def _same_tags(tags: Sequence[Tensor | None], named: Sequence[np.ndarray]) -> bo
 
 
 def _same_arguments(
-    a: fx.Node, b: fx.Node, same: Mapping[fx.Node, fx.Node], deps: Dependencies
+    a: fx.Node, b: fx.Node, same: Mapping[fx.Node, fx.Node], analysis: Analysis
 ) -> bool:
     one, one_spec = pytree.tree_flatten((a.args, a.kwargs))
     two, two_spec = pytree.tree_flatten((b.args, b.kwargs))
     if one_spec != two_spec:
-        return _may_differ(a, deps)
+        return _may_differ(a, analysis)
     for x, y in zip(one, two, strict=True):
         if isinstance(x, fx.Node) != isinstance(y, fx.Node):
             return False
         if not isinstance(x, fx.Node):
-            if type(x) is not type(y) or (x != y and not _may_differ(a, deps)):
+            if type(x) is not type(y) or (x != y and not _may_differ(a, analysis)):
                 return False
         elif same.get(x) is y or _same_attribute(x, y):
             continue
-        elif not (_is_given(x) and _is_given(y)) or not _may_be_another(a, x, deps):
+        elif not (_is_given(x) and _is_given(y)) or not _may_be_another(a, x, analysis):
             return False
     return True
 
@@ -269,14 +271,14 @@ def _is_given(node: fx.Node) -> bool:
     return node.op == "placeholder" or (node.op == "get_attr" and "const" in node.meta)
 
 
-def _may_be_another(node: fx.Node, operand: fx.Node, deps: Dependencies) -> bool:
+def _may_be_another(node: fx.Node, operand: fx.Node, analysis: Analysis) -> bool:
     """May a constant have other values here? Not where it decides which channel is picked."""
     name, source = _name(node), node.args[0]
     if operand.op == "placeholder" or name not in _PICKS:
         return True
-    if not isinstance(source, fx.Node) or source.name not in deps.values:
+    if not isinstance(source, fx.Node) or source.name not in analysis.values:
         return False
-    moving = set(_varying(deps.values[source.name], deps))
+    moving = set(_varying(analysis.values[source.name], analysis))
     return not moving & _picked(node, name, len(source.meta["shape"]))
 
 
@@ -292,9 +294,9 @@ def _picked(node: fx.Node, name: str, rank: int) -> set[int]:
     return set(range(rank))
 
 
-def _may_differ(node: fx.Node, deps: Dependencies) -> bool:
+def _may_differ(node: fx.Node, analysis: Analysis) -> bool:
     """May the numbers among an operator's arguments be others, and no channel moves by it?"""
-    name, moving = _name(node), _moving(node, deps)
+    name, moving = _name(node), _moving(node, analysis)
     if name in _VIEWS or name in _NUMBERS or not moving:
         return True  # of views the tags were compared
     if name in _SPATIAL:
@@ -305,20 +307,23 @@ def _may_differ(node: fx.Node, deps: Dependencies) -> bool:
     return False
 
 
-def _moving(node: fx.Node, deps: Dependencies) -> set[int]:
+def _moving(node: fx.Node, analysis: Analysis) -> set[int]:
     """The dimensions along which channels vary in what an operator reads."""
-    known = (deps.values.get(source.name) for source in node.all_input_nodes)
-    return {dim for tags in known if tags is not None for dim in _varying(tags, deps)}
+    known = (analysis.values.get(source.name) for source in node.all_input_nodes)
+    return {dim for tags in known if tags is not None for dim in _varying(tags, analysis)}
 
 
-def _varying(units: Tensor, deps: Dependencies) -> list[int]:
+def _varying(units: Tensor, analysis: Analysis) -> list[int]:
     """The dimensions along which units vary, but for what no analysed call has reached."""
     dims = varies(units)
-    unreached = torch.from_numpy(deps.plan.unreached)[core(units)]
+    unreached = torch.from_numpy(analysis.plan.unreached)[core(units)]
     if not bool(unreached.any()):
         return dims
     small = core(units)
-    low, high = small.masked_fill(unreached, deps.plan.units + 1), small.masked_fill(unreached, 0)
+    low, high = (
+        small.masked_fill(unreached, analysis.plan.units + 1),
+        small.masked_fill(unreached, 0),
+    )
     return [dim for dim in dims if bool((low.amin(dim) < high.amax(dim)).any())]
 
 

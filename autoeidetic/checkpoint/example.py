@@ -41,7 +41,7 @@ def encode_calls(net: Network, tensors: dict[str, Tensor], prefix: str) -> Any:
 
     Of a model that looks at data all values are stored: they decide the path of its analysis.
     """
-    whole = net.blueprint.looks
+    whole = net.call_plan.looks
     calls = [_encode([each.args, each.kwargs], tensors, prefix, whole) for each in net.examples]
     if not whole:
         return calls[0] if len(calls) == 1 else {"examples": calls}

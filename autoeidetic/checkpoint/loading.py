@@ -125,7 +125,7 @@ def _converted(
 
 
 def _check_same(net: Network, record: Record) -> None:
-    found = fingerprint(net.blueprint)
+    found = fingerprint(net.call_plan)
     different = [
         FINGERPRINT_WORDS.get(name, name)
         for name in found
@@ -141,7 +141,7 @@ def _check_same(net: Network, record: Record) -> None:
 
 
 def _take_over_tasks(net: Network, record: Record, tensors: Mapping[str, Tensor]) -> None:
-    layers = {head.layer for head in net.blueprint.heads}
+    layers = {head.layer for head in net.call_plan.heads}
     for number, task in enumerate(record.tasks):
         last = number == len(record.tasks) - 1
         if (

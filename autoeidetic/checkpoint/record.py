@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
 from ..errors import CheckpointError
-from ..plan.blueprint import Blueprint
+from ..plan.call_plan import CallPlan
 from ..propagate.values import core
 from ..tasks.task import Frozen, Output, Reference, Seal, SealedTensor, Task
 
@@ -197,7 +197,7 @@ def _version(name: str) -> str:
         return "(not installed)"
 
 
-def fingerprint(blueprint: Blueprint) -> dict[str, str]:
+def fingerprint(call_plan: CallPlan) -> dict[str, str]:
     """Hashes of everything in an analysis that gives the stored owners their meaning.
 
     Owners are a vector indexed by unit number. They are valid for a rebuilt model only if every
@@ -205,17 +205,17 @@ def fingerprint(blueprint: Blueprint) -> dict[str, str]:
     dependencies between units, groups, heads and operators. The keys are those of saved files,
     written when a unit was called a class.
     """
-    plan = blueprint.plan
+    plan = call_plan.plan
     # The units of every element, as arrays: together with ``requires`` they are the whole plan.
     numbers: list[Any] = [plan.requires, plan.elements]
     numbers += [core(entry.units).numpy() for entry in plan.parameters.values()]
     numbers += [core(units).numpy() for units in plan.buffers.values()]
-    groups = (f"{group.name} {group.size} {group.units}" for group in blueprint.groups)
-    heads = (f"{head.layer} {head.parameters} {head.size}" for head in blueprint.heads)
+    groups = (f"{group.name} {group.size} {group.units}" for group in call_plan.plan.groups)
+    heads = (f"{head.layer} {head.parameters} {head.size}" for head in call_plan.heads)
     return {
         "number of classes": str(plan.units),
         "parameters": _hash(f"{n} {list(p.units.shape)}" for n, p in plan.parameters.items()),
-        "operators": _hash(blueprint.operators),
+        "operators": _hash(call_plan.operators),
         "groups": _hash(groups),
         "output layers": _hash(heads),
         "classes of elements": _hash(f"{a.shape} {a.tobytes().hex()}" for a in numbers),

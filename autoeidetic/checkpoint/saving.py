@@ -77,8 +77,8 @@ def save(net: Network, path: Any) -> None:
                 for name, tensor in values.items()
                 if net.analysed_types.get(name, tensor.dtype) != tensor.dtype
             },
-            recipe=rebuild.recipe(net.backbone, net.blueprint.heads[0].size),
-            fingerprint=fingerprint(net.blueprint),
+            recipe=rebuild.recipe(net.backbone, net.call_plan.heads[0].size),
+            fingerprint=fingerprint(net.call_plan),
             router=None if router is None else RouterRecord(router.kind, router.tasks),
         )
         archive.write(file, record.to_dict(), tensors)

@@ -261,7 +261,7 @@ def _result(learned: Run, net: EideticNet, options: argparse.Namespace) -> dict[
     checkpoint = Path(options.output) / "network.safetensors"
     command = ["autoeidetic", "verify", str(checkpoint)]
     # A network whose model no library can rebuild needs --model to be verified.
-    if "why_not" in rebuild.recipe(net.backbone, net.blueprint.heads[0].size):
+    if "why_not" in rebuild.recipe(net.backbone, net.call_plan.heads[0].size):
         command += ["--model", options.model]
     evaluation = learned.to_dict()["tasks"][-1]["evaluation"]
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -171,3 +172,19 @@ def _transformers_inputs(model: nn.Module) -> CallInputs | None:
         channels = getattr(config, "num_channels", 3)
         return CallInputs((), {main: torch.empty(BATCH, channels, height, width, device="meta")})
     return None
+
+
+def whole_number(value: Any) -> int | None:
+    """An integer of any type as a plain int; None for anything else, booleans included.
+
+    Example:
+        >>> import numpy, torch
+        >>> whole_number(numpy.int64(3)), whole_number(torch.tensor(3)), whole_number(True)
+        (3, 3, None)
+    """
+    if isinstance(value, bool):
+        return None
+    try:
+        return int(operator.index(value))
+    except TypeError:
+        return None

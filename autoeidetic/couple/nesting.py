@@ -1,8 +1,13 @@
-"""Nesting: which modules must be evaluated level by level, so that channels can be divided.
+"""Nesting: which modules must be evaluated level by level, so that units can be divided.
 
 A mixture of channels that is made and used up inside one module call does no harm when that
-module is run once per level on the channels of that level and earlier ones. Where no module
-encloses the mixture, or something passes it by, the mixed channels stay together.
+module is run once per level on the channels of that level and earlier ones.
+
+    level 1    module(channels of level 1)                 -> outputs of level 1
+    level 2    module(channels of levels 1 and 2)          -> outputs of level 2
+
+Where no module encloses the mixture, or a value crosses the module's border outside its call, the
+mixed channels stay together.
 """
 
 from __future__ import annotations
@@ -15,10 +20,10 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from ..capture.graph import ABSENT, ModuleCall, operator_name
-from ..plan.plan import Nested, NestedCall, Norm
 from ..propagate.propagate import MixingSite, Propagation
 from ..propagate.tags import narrow
 from ..propagate.values import Value, varies
+from .tables import Nested, NestedCall, Norm
 
 UnitsOf = Callable[[fx.Node], Tensor | None]
 #: Norms with statistics per level, and the dimension of their channels.
@@ -28,7 +33,7 @@ _NORMS = {"aten.layer_norm": -1, "aten.rms_norm": -1, "aten.group_norm": 1}
 def accepted_sites(propagation: Propagation) -> dict[int, str]:
     """The mixing sites that a module evaluated level by level keeps apart, with its path.
 
-    That module is the innermost one that can be: nothing may pass it by.
+    That module is the innermost one whose call everything passes through.
     """
     calls = propagation.capture.calls
     inside: dict[int, list[fx.Node]] = defaultdict(list)
@@ -63,14 +68,14 @@ def _is_closed(call: ModuleCall, nodes: list[fx.Node], propagation: Propagation)
                     return False
         if node not in leaving and any(user not in own for user in node.users):
             if not isinstance(propagation.values.get(node), Value):
-                continue  # a container: its parts are looked at
+                continue  # a container: its parts are nodes of their own
             if not _may_pass(node, call.path, propagation):
                 return False
     return True
 
 
 def _may_pass(node: fx.Node, path: str, propagation: Propagation) -> bool:
-    """May this value cross the border of a module unseen: a constant, or its own parameter?"""
+    """May this value cross a module's border outside its call: a constant, or its own parameter?"""
     if node.op == "get_attr":
         capture, name = propagation.capture, str(node.target)
         names = [name, *(alias for alias, first in capture.aliases.items() if first == name)]
@@ -86,6 +91,7 @@ def _leaves(structure: Any) -> list[fx.Node]:
 def nested_modules(
     propagation: Propagation, accepted: dict[int, str], units: UnitsOf
 ) -> tuple[Nested, ...]:
+    """The modules of the accepted sites, with the units of what goes in and out of each call."""
     sites: dict[str, list[MixingSite]] = defaultdict(list)
     for index, path in accepted.items():
         sites[path].append(propagation.sites[index])
@@ -128,7 +134,7 @@ def _norms(
 ) -> tuple[tuple[Norm, ...], ...] | None:
     """The norms in each call, in order; None when something else mixes, or not over channels.
 
-    Those in a call of ``others`` further inside are not its own.
+    Norms inside a nested module of ``others`` belong to that module.
     """
     if any(operator_name(node) not in _NORMS for node in mixing):
         return None

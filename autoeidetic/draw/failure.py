@@ -1,4 +1,4 @@
-"""Failure: a drawing of what is known of a model that could not be analysed."""
+"""Failure: a drawing of a model that could not be analysed, as far as it was captured."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ def _known(part: Capture | None, title: str, where: Place) -> tuple[Drawing, lis
 
 
 def _last_values(part: Capture, where: Place) -> list[fx.Node]:
-    """What a failure got to work on, or the last that it made of that."""
+    """The inputs of the operator or module that failed, or the last values it computed."""
     at = [node for node in part.graph.nodes if node.op == "call_function" and place(node) == where]
     if at:
         return at[:1]
     broken = [(i, c) for i, c in part.calls.items() if c.outputs is None and c.path == where.module]
-    for ident, call in broken[:1]:  # the innermost, for it was left first
+    for ident, call in broken[:1]:  # the innermost call, which was left first
         inside = [node for node in part.graph.nodes if ident in node.meta.get("scope", ())]
         given = pytree.tree_leaves((call.args, call.kwargs))
         return inside[-1:] or [value for value in given if isinstance(value, fx.Node)]

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..couple.structure import Bond, Group, Lock
+from ..couple.groups import Bond, Group
+from ..couple.layer_graph import node_of, requires
+from ..couple.locks import Lock
 from .boxes import Boxes
 from .colours import choose_colours
 from .elements import DrawnGroup, Edge, GroupRole
@@ -44,10 +46,7 @@ def draw_groups(
         places.append(_Places(sorted(nodes), sorted(readers), couplers[number]))
     colours = _colours(deps.groups, places, edges)
     locks = {lock.group: lock for lock in deps.locked}
-    requires: dict[str, list[str]] = defaultdict(list)
-    for left, right, _ in deps._structure.group_requires:
-        if right in ids:
-            requires[left].append(ids[right])
+    nodes_of = {node_of(group.name): ids[group.name] for group in deps.groups}
     drawn = tuple(
         DrawnGroup(
             id=ids[group.name],
@@ -60,7 +59,7 @@ def draw_groups(
             readers=_names(places[number].readers),
             couplers=_names(places[number].couplers),
             bonds=tuple(_bond(bond, ids) for bond in group.bonds),
-            requires=tuple(requires[group.name]),
+            requires=tuple(nodes_of[node] for node in requires(deps.graph, node_of(group.name))),
             locked=_reason(locks.get(group.name)),
         )
         for number, group in enumerate(deps.groups)
@@ -86,7 +85,7 @@ def _reason(lock: Lock | None) -> str:
 
 
 def _couplers(meaning: Meaning, found: Boxes, edges: Sequence[Edge]) -> dict[int, list[int]]:
-    """Operators that join the units of a group, or that it comes to from two sides."""
+    """Operators that join the units of a group, or that the group enters from two sides."""
     boxes: dict[int, set[int]] = defaultdict(set)
     for step, groups in meaning.joined.items():
         box = found.source.get(step)

@@ -1,12 +1,12 @@
-"""Layers: which parameters a box has, and which boxes a member of a group is drawn as."""
+"""Layers: the parameters of each box, and the boxes that show each member of a group."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
 from ..capture.graph import Capture
-from ..couple.structure import Member
-from ..plan.plan import layer_of
+from ..capture.names import layer_of
+from ..couple.groups import Member
 from .boxes import Box
 
 

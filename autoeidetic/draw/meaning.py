@@ -1,4 +1,4 @@
-"""Meaning: what the analysis says about the values and layers of a drawing."""
+"""Meaning: what the analysis says of the values and layers of a drawing."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ _READS = {"output", "recurrent", "embedding"}
 
 
 class Meaning:
-    """Groups of values, kinds of edges.
+    """The groups in each value, and the kinds of edges.
 
     Group numbers are positions in ``deps.groups``.
     """
 
     def __init__(self, deps: Dependencies) -> None:
         self.deps = deps
-        self._coupling = deps._coupling
+        self._analysis = deps.analysis
+        self._coupling = deps.analysis.coupling
         self._seen: dict[fx.Node, tuple[tuple[int, ...], int]] = {}
 
     # -- values --------------------------------------------------------------------------------
@@ -45,11 +46,11 @@ class Meaning:
     def _look(self, value: fx.Node) -> tuple[tuple[int, ...], int]:
         known = self._seen.get(value)
         if known is None:
-            tags = self._coupling.node_tags.get(value)
+            tags = self._coupling.propagation.tags.get(value)
             if tags is None:  # several results: those of its parts
                 known = self._look_at_parts(value)
             else:
-                known = self._of_units(array(self._coupling.units(tags)))
+                known = self._of_units(array(self._coupling.as_units(tags)))
             self._seen[value] = known
         return known
 
@@ -111,7 +112,7 @@ class Meaning:
 
     @cached_property
     def joined(self) -> dict[fx.Node, frozenset[int]]:
-        """For each operator the groups it holds together."""
+        """For each operator the groups whose units it joins."""
         return self._groups_by_operator("joined")
 
     def _groups_by_operator(self, kind: str) -> dict[fx.Node, frozenset[int]]:
@@ -129,7 +130,7 @@ class Meaning:
     def _roles(self) -> dict[str, set[str]]:
         """What the parameters of each layer do."""
         found: dict[str, set[str]] = defaultdict(set)
-        for name, role in self._coupling.propagation.algebra.roles:
+        for name, role in self._analysis.roles:
             found[name].add(role)
         return found
 

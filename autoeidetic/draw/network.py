@@ -13,16 +13,16 @@ from ..tasks.network import Network
 def analyzed(net: Network) -> Dependencies:
     """The backbone as it was when it was converted, analysed again.
 
-    A network keeps the plan but not the graph, which would keep a whole other model alive. While
-    the analysis runs, the guards are off, for they are no part of the model.
+    A network keeps the plan but not the graph, which would keep a second model alive. The guards
+    are off while the analysis runs: they are no part of the model.
 
     Raises:
         EnforcementError: the backbone has been changed since it was converted.
     """
     with net.unguarded(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnhandledOperatorWarning)  # said when it was converted
+        warnings.simplefilter("ignore", UnhandledOperatorWarning)  # given by the conversion
         deps = analyze(net.backbone, list(net.examples))
-    before = [(group.name, group.size) for group in net.blueprint.groups]
+    before = [(group.name, group.size) for group in net.call_plan.plan.groups]
     if before != [(group.name, group.size) for group in deps.groups]:
         raise EnforcementError(
             "the backbone has other groups than when it was converted",

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..plan.plan import ParameterPlan, layer_of
+from ..capture.names import layer_of
+from ..couple.tables import ParameterUnits
 from ..propagate.values import array, varies
 from ..tasks.capacity import network_capacity, task_of_unit
 from ..tasks.network import Network
@@ -49,7 +50,7 @@ def _blocks(net: Network, weights: set[str]) -> dict[str, Any]:
     owner[0] = INPUT  # unit 0 is "input or constant"
     found: dict[str, Any] = {}
     sizes: dict[str, int] = {}
-    for name, entry in net.blueprint.plan.parameters.items():
+    for name, entry in net.call_plan.plan.parameters.items():
         layer = layer_of(name)
         if entry.head or not entry.used or entry.units.numel() <= sizes.get(layer, 0):
             continue
@@ -65,7 +66,7 @@ def _blocks(net: Network, weights: set[str]) -> dict[str, Any]:
     return found
 
 
-def _is_plain_weight(entry: ParameterPlan) -> bool:
+def _is_plain_weight(entry: ParameterUnits) -> bool:
     """Whether each row has one owner and each column has one; columns may be input."""
     if entry.units.dim() < 2 or len(entry.reads) > 1 or varies(entry.units) not in ([0], []):
         return False

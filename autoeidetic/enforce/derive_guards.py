@@ -21,8 +21,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..plan.blueprint import Blueprint, HeadPlan
-from ..plan.plan import Nested, Read
+from ..couple.tables import Nested, Read
+from ..plan.call_plan import CallPlan, HeadPlan
 from .derive_levels import module_levels, norm_tables, task_levels
 from .derive_pins import is_restrictable
 from .guard import CallCounter, Guard, Runtime, Treatment
@@ -42,9 +42,9 @@ Devices = Callable[[str], torch.device]
 
 
 def guards(
-    blueprint: Blueprint,
+    call_plan: CallPlan,
     owners: Owners,
-    call_blueprint: Blueprint,
+    this_call: CallPlan,
     call_owners: Owners,
     runtime: Runtime,
     device: Devices,
@@ -52,18 +52,18 @@ def guards(
     """The guard of every module that needs one, by path.
 
     Parameters and buffers are those of the network's own plan, whatever the call. What modules read
-    and make depends on how the model is called: ``call_blueprint`` is the plan of that call, and
+    and make depends on how the model is called: ``this_call`` is the plan of that call, and
     ``call_owners`` are the owners of the units in it.
     """
     found: dict[str, Guard] = {}
     for treatments in (_restricted_backward, _running_statistics, _computed_weights):
-        for path, treatment in treatments(blueprint, owners, runtime, device).items():
+        for path, treatment in treatments(call_plan, owners, runtime, device).items():
             found.setdefault(path, Guard(path)).treatments.append(treatment)
-    for nested in call_blueprint.nested:
+    for nested in this_call.nested:
         # a head's module is replaced by each task's own, which gets only what its task may read
-        if not any(_is_replaced(nested.module, head) for head in call_blueprint.heads):
+        if not any(_is_replaced(nested.module, head) for head in this_call.heads):
             guard = found.get(nested.module, Guard(nested.module))
-            if _guard_nested(guard, nested, call_blueprint, call_owners, runtime, device):
+            if _guard_nested(guard, nested, this_call, call_owners, runtime, device):
                 found[nested.module] = guard
     return found
 
@@ -77,7 +77,7 @@ def _is_replaced(path: str, head: HeadPlan) -> bool:
 def _guard_nested(
     guard: Guard,
     nested: Nested,
-    blueprint: Blueprint,
+    call_plan: CallPlan,
     owners: Owners,
     runtime: Runtime,
     device: Devices,
@@ -89,8 +89,8 @@ def _guard_nested(
     """
     place = device(nested.module)
     counter = CallCounter(nested.module, len(nested.calls))
-    if any(nested.module == head.nested for head in blueprint.heads):
-        tasks = task_levels(blueprint, nested, owners, place)
+    if any(nested.module == head.nested for head in call_plan.heads):
+        tasks = task_levels(call_plan, nested, owners, place)
         guard.whole = NestedHead(runtime, nested.module, tasks, counter)
     elif nested.norms is not None:
         tables = norm_tables(nested.norms, owners, place, enclosed=nested.enclosed)
@@ -99,7 +99,7 @@ def _guard_nested(
             return False
         guard.treatments.append(LevelNorms(runtime, nested.module, tables, counter))
     else:
-        levels = module_levels(blueprint, nested, owners, place)
+        levels = module_levels(call_plan, nested, owners, place)
         if not levels and not nested.enclosed:
             return False
         if levels:
@@ -109,13 +109,13 @@ def _guard_nested(
 
 
 def _restricted_backward(
-    blueprint: Blueprint, owners: Owners, runtime: Runtime, device: Devices
+    call_plan: CallPlan, owners: Owners, runtime: Runtime, device: Devices
 ) -> dict[str, Treatment]:
     """Layers in which some rows are frozen while a task is open."""
     result: dict[str, Treatment] = {}
     if owners.open_task is None or not (owners.task >= 0).any():
         return result
-    for name, entry in blueprint.plan.parameters.items():
+    for name, entry in call_plan.plan.parameters.items():
         if entry.head or not entry.used or not is_restrictable(name, entry):
             continue
         path, _, leaf = name.rpartition(".")
@@ -137,11 +137,11 @@ def _restricted_backward(
 
 
 def _running_statistics(
-    blueprint: Blueprint, owners: Owners, runtime: Runtime, device: Devices
+    call_plan: CallPlan, owners: Owners, runtime: Runtime, device: Devices
 ) -> dict[str, Treatment]:
     """Norms some of whose channels belong to a finished task."""
     result: dict[str, Treatment] = {}
-    for name, units in blueprint.plan.buffers.items():
+    for name, units in call_plan.plan.buffers.items():
         path = name.rpartition(".")[0]
         if path in result:  # the mean and the variance of a norm follow the same units
             continue
@@ -155,13 +155,13 @@ def _running_statistics(
 
 
 def _computed_weights(
-    blueprint: Blueprint, owners: Owners, runtime: Runtime, device: Devices
+    call_plan: CallPlan, owners: Owners, runtime: Runtime, device: Devices
 ) -> dict[str, Treatment]:
     """Modules that compute a weight from a parameter, some of whose elements must be zero."""
     keep: dict[str, dict[Use, Tensor]] = defaultdict(dict)
     counts: dict[str, Counter[Use]] = defaultdict(Counter)
     reads: dict[str, list[Read]] = defaultdict(list)
-    for entry in blueprint.plan.parameters.values():
+    for entry in call_plan.plan.parameters.values():
         for read in entry.reads:
             if not read.transformed:
                 continue

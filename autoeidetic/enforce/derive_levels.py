@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..plan.blueprint import Blueprint
-from ..plan.plan import Nested, NestedCall, Norm
+from ..couple.tables import Nested, NestedCall, Norm
+from ..plan.call_plan import CallPlan
 from .kernels.level_tables import LevelTable
 from .nested import CallMasks, Level
 from .owners import LATER, Owners
@@ -75,7 +75,7 @@ def _per_channel(small: Tensor, like: Tensor) -> Tensor:
 
 
 def module_levels(
-    blueprint: Blueprint, nested: Nested, owners: Owners, device: torch.device
+    call_plan: CallPlan, nested: Nested, owners: Owners, device: torch.device
 ) -> list[Level]:
     """The runs that a module needs, in ascending order; none when one plain call is enough."""
     made_at = {
@@ -88,7 +88,7 @@ def module_levels(
     # Constant outputs (level ALWAYS) may be read by every task, so the first level computes them.
     # Outputs of unused units (LATER) come out of the last run, whatever they are.
     present = sorted({max(level, 0) for level in made_at if level < LATER})
-    tensors = _tensors_inside(blueprint, nested.module)
+    tensors = _tensors_inside(call_plan, nested.module)
     levels = [_level(level, nested.calls, tensors, owners, device) for level in present]
     hides = any(
         level.restricted or any(mask is not None for call in level.calls for mask in call.readable)
@@ -98,10 +98,10 @@ def module_levels(
 
 
 def task_levels(
-    blueprint: Blueprint, nested: Nested, owners: Owners, device: torch.device
+    call_plan: CallPlan, nested: Nested, owners: Owners, device: torch.device
 ) -> dict[int, Level]:
     """The run of a module with an output layer in it, for each task."""
-    tensors = _tensors_inside(blueprint, nested.module)
+    tensors = _tensors_inside(call_plan, nested.module)
     return {
         task: _level(task, nested.calls, tensors, owners, device) for task in range(owners.tasks)
     }
@@ -148,11 +148,11 @@ def readable_mask(
     return (~hidden).to(device) if bool(hidden.any()) else None
 
 
-def _tensors_inside(blueprint: Blueprint, path: str) -> list[tuple[str, str, Tensor]]:
+def _tensors_inside(call_plan: CallPlan, path: str) -> list[tuple[str, str, Tensor]]:
     """(holder inside the module, name, units) of its parameters and running statistics."""
-    plan = blueprint.plan
+    plan = call_plan.plan
     units = {name: entry.units for name, entry in plan.parameters.items()} | plan.buffers
-    units |= {other: units[first] for other, first in blueprint.aliases.items() if first in units}
+    units |= {other: units[first] for other, first in plan.aliases.items() if first in units}
     result = []
     for name, units_of_tensor in units.items():
         if name.startswith(f"{path}."):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..plan.blueprint import Blueprint
-from ..plan.plan import ParameterPlan
+from ..couple.tables import ParameterUnits
+from ..plan.call_plan import CallPlan
 from ..propagate.values import varies
 from .elements import Elements
 from .owners import Owners
@@ -19,11 +19,11 @@ from .pins import Pin
 _RESTRICTABLE = ("aten.linear", "aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution")
 
 
-def backbone_pins(blueprint: Blueprint, owners: Owners, own_heads: Iterable[str]) -> list[Pin]:
+def backbone_pins(call_plan: CallPlan, owners: Owners, own_heads: Iterable[str]) -> list[Pin]:
     """The pins of the backbone; ``own_heads``: parameters of output layers that a task keeps."""
     result = []
     whole = set(own_heads)
-    for name, entry in blueprint.plan.parameters.items():
+    for name, entry in call_plan.plan.parameters.items():
         if name in whole:
             result.append(Pin(name, Elements(), None))
             continue
@@ -34,23 +34,23 @@ def backbone_pins(blueprint: Blueprint, owners: Owners, own_heads: Iterable[str]
         hidden = None if zeros is None else Elements.of(zeros)
         if frozen is not None or hidden is not None:
             result.append(Pin(name, frozen, hidden))
-    for name, units in blueprint.plan.buffers.items():
+    for name, units in call_plan.plan.buffers.items():
         frozen = Elements.of(owners.owned(units))
         if frozen is not None:
             result.append(Pin(name, frozen, None))
     # every task may read constants, so they are frozen as soon as one task has finished
     if (owners.task >= 0).any():
-        result += [Pin(name, Elements(), None) for name in blueprint.constants]
+        result += [Pin(name, Elements(), None) for name in call_plan.plan.constants]
     return result
 
 
-def backward_restricted(blueprint: Blueprint) -> list[str]:
+def backward_restricted(call_plan: CallPlan) -> list[str]:
     """Weights whose gradient never has a frozen part, so that no hook needs to clear it."""
-    plans = blueprint.plan.parameters
+    plans = call_plan.plan.parameters
     return [name for name, entry in plans.items() if is_restrictable(name, entry)]
 
 
-def is_restrictable(name: str, entry: ParameterPlan) -> bool:
+def is_restrictable(name: str, entry: ParameterUnits) -> bool:
     """Is the only use of a weight the product of its own layer, rows by columns?
 
     Then the layer's backward can leave out frozen rows. A weight that is shared, computed from, or

@@ -31,7 +31,7 @@ from ..common.inputs import PLAIN
 from ..common.process_state import guarded_classes
 from ..common.torch_modes import script_error
 from ..errors import EnforcementError, Place
-from ..plan.blueprint import Blueprint
+from ..plan.call_plan import CallPlan
 
 Forward = Callable[..., Any]
 #: The attribute with an instance-level ``forward`` override, set aside while the module is guarded.
@@ -265,16 +265,16 @@ def check_runs(guards: dict[str, Guard]) -> None:
             )
 
 
-def check_outputs(leaves: list[Any], blueprint: Blueprint) -> None:
+def check_outputs(leaves: list[Any], call_plan: CallPlan) -> None:
     """After a pass: the model must return what the analysis of the call saw.
 
     Raises:
         EnforcementError: it returns another number of values, or an object that may hide some.
     """
-    if len(leaves) != len(blueprint.outputs):
+    if len(leaves) != len(call_plan.outputs):
         raise EnforcementError(
             f"the model returned {len(leaves)} values where the analysis saw "
-            f"{len(blueprint.outputs)}",
+            f"{len(call_plan.outputs)}",
             remedy="call the model as it was analysed, or convert it with this call among the "
             "examples: convert(model, [example, another])",
         )

@@ -1,9 +1,9 @@
-"""Attach: which output of a model without an output layer are the features that a head reads.
+"""Features: the output that a head is attached to, in a model without an output layer.
 
-It is the deepest one, computed with all parameters that the others are computed with: the last of
-a list of feature maps, the last hidden state and not the encoder's. A model that does end in a
-layer, but in one that tasks cannot have of their own, has no features to offer: a head on top of
-that layer would be another function.
+It is the deepest output, computed with all parameters that the others are computed with: the last
+of a list of feature maps, the decoder's hidden state and not the encoder's. A model that ends in a
+layer that cannot be given to each task has no features to offer: a head on top of that layer would
+be another function.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..capture.graph import Capture, operator_name, place
 from ..couple.nesting import output_leaves
 from ..errors import HeadError
 from ..propagate.values import is_zero, varies
-from ..report.dependencies import Dependencies
+from .analysis import Analysis
 
 _LAYERS = {
     f"aten.{name}"
@@ -28,24 +28,24 @@ _LAYERS = {
 
 @dataclass(frozen=True)
 class Features:
-    """An output of the model: its number among all, the units in it, where channels lie."""
+    """An output of the model: its number, the units in it, the dimension of its channels."""
 
     number: int
     units: Tensor
     dim: int
 
 
-def features(deps: Dependencies) -> Features:
+def features(analysis: Analysis) -> Features:
     """The output that a head can be attached to, in the first of the analysed calls.
 
     Raises:
         HeadError: there is none, or it is not clear which.
     """
-    outputs = _outputs(deps)
-    node = _deepest(outputs, deps.capture)
-    layer = None if node is None else _layer(node, deps)
+    outputs = _outputs(analysis)
+    node = _deepest(outputs, analysis.capture)
+    layer = None if node is None else _layer(node, analysis)
     if layer is not None:
-        raise _not_separable(layer, deps.capture)
+        raise _not_separable(layer, analysis.capture)
     if node is None or outputs[node].dim < 1:
         raise HeadError(
             "no layer makes the model's output, and no output has channels a head could read",
@@ -55,10 +55,10 @@ def features(deps: Dependencies) -> Features:
     return outputs[node]
 
 
-def _outputs(deps: Dependencies) -> dict[fx.Node, Features]:
-    """Outputs with channels; ``dim`` is 0 where it is not clear in which dimension they lie."""
-    nodes = pytree.tree_leaves(deps.capture.outputs[0])
-    leaves = output_leaves(deps.plan.outputs[0])
+def _outputs(analysis: Analysis) -> dict[fx.Node, Features]:
+    """Outputs with channels; ``dim`` is 0 where they lie in no single dimension."""
+    nodes = pytree.tree_leaves(analysis.capture.outputs[0])
+    leaves = output_leaves(analysis.plan.outputs[0])
     found: dict[fx.Node, Features] = {}
     for number, (node, units) in enumerate(zip(nodes, leaves, strict=True)):
         if units is not None and units.dim() > 1 and not is_zero(units):
@@ -68,13 +68,14 @@ def _outputs(deps: Dependencies) -> dict[fx.Node, Features]:
 
 
 def _deepest(outputs: dict[fx.Node, Features], capture: Capture) -> fx.Node | None:
-    """The output that is computed with all that the others are, or from them; None: no outputs.
+    """The output computed with all parameters of the others, or from them; None: no outputs.
 
     Raises:
         HeadError: several are not computed from each other.
     """
     if not outputs:
         return None
+    # an output is deepest when no other one has parameters that it lacks, and none comes after it
     before = {node: _before(node) for node in outputs}
     own = {node: {n.target for n in before[node] if _is_parameter(n, capture)} for node in outputs}
     all_parameters = set().union(*own.values())
@@ -107,10 +108,10 @@ def _is_parameter(node: fx.Node, capture: Capture) -> bool:
 # -- a layer that cannot be a task's own -----------------------------------------------------------
 
 
-def _layer(node: fx.Node, deps: Dependencies) -> fx.Node | None:
-    """The layer that an output comes from through nothing but functions of one value."""
-    capture = deps.capture
-    roles = deps._coupling.propagation.algebra.roles
+def _layer(node: fx.Node, analysis: Analysis) -> fx.Node | None:
+    """The layer that an output comes from through functions of one value only; None: no layer."""
+    capture = analysis.capture
+    roles = analysis.roles
     while True:
         learned = [
             each
@@ -126,28 +127,28 @@ def _layer(node: fx.Node, deps: Dependencies) -> fx.Node | None:
 
 
 def _unmoved(node: fx.Node) -> fx.Node:
-    """What a value was before it was transposed and the like."""
+    """The value before it was transposed, reshaped and so on."""
     while node.op != "get_attr" and len(node.all_input_nodes) == 1:
         (node,) = node.all_input_nodes
     return node
 
 
-def check_whole(deps: Dependencies) -> None:
-    """Is every layer that takes part of the heads' parameters a head as a whole?
+def check_whole(analysis: Analysis) -> None:
+    """Check that every layer with parameters of a head has only such parameters.
 
     Raises:
-        HeadError: one is not: of a tied output layer only the bias is its own.
+        HeadError: a layer is a head in part: of a tied output layer only the bias is its own.
     """
-    parameters = deps.plan.parameters
-    for node in deps.capture.graph.nodes:
+    parameters = analysis.plan.parameters
+    for node in analysis.capture.graph.nodes:
         if operator_name(node) in _LAYERS:
             names = {str(_unmoved(each).target) for each in node.all_input_nodes}
             if len({parameters[name].head for name in names & parameters.keys()}) > 1:
-                raise _not_separable(node, deps.capture)
+                raise _not_separable(node, analysis.capture)
 
 
 def _not_separable(layer: fx.Node, capture: Capture) -> HeadError:
-    """The error for an output layer that is not the tasks' to have."""
+    """The error for an output layer that cannot be given to each task."""
     path = layer.meta.get("module", "")
     weights = [_unmoved(node) for node in layer.all_input_nodes]
     names = {str(node.target) for node in weights if _is_parameter(node, capture)}

@@ -157,15 +157,15 @@ def _look(net: Network, inputs: CallInputs) -> tuple[Record, dict[str, Tensor]]:
     seed_generators(0)
     own = _copied(inputs, Tensor.clone)
     outputs = record(net, own.args, own.kwargs)
-    divided = [n for n, e in net.blueprint.plan.parameters.items() if e.used and not e.head]
-    names = [*divided, *net.blueprint.plan.buffers]
+    divided = [n for n, e in net.call_plan.plan.parameters.items() if e.used and not e.head]
+    names = [*divided, *net.call_plan.plan.buffers]
     slots = {name: net.slots[f"backbone.{name}"] for name in names}
     return outputs, {name: home[leaf].detach().clone() for name, (home, leaf) in slots.items()}
 
 
 def _first_tasks(net: Network, name: str) -> Tensor:
     """Which elements of a parameter or a buffer belong to task 0."""
-    plan = net.blueprint.plan
+    plan = net.call_plan.plan
     units = plan.buffers[name] if name in plan.buffers else plan.parameters[name].units
     home, leaf = net.slots[f"backbone.{name}"]
     return (net.owners.level_of(units) == 0).to(home[leaf].device)
@@ -208,15 +208,15 @@ def _pass_in_training(net: Network, inputs: CallInputs) -> None:
 def _open_task(net: Network) -> None:
     """Like ``prepare_for_task``, without what a rollback would need."""
     index = len(net.tasks)
-    classes = {head.layer: head.size or 2 for head in net.blueprint.heads}
+    classes = {head.layer: head.size or 2 for head in net.call_plan.heads}
     task = Task(index, f"task {index}", classes, finished=False, seed=0)
     net.open(task, new_heads(net, task), keep_start=False)
 
 
 def _give_up_half(net: Network) -> None:
     """Like ``prune``, with random scores."""
-    scores = np.random.random(net.blueprint.plan.units + 1)
-    net.give_up(choose(net.blueprint, net.owners, scores, 0.5))
+    scores = np.random.random(net.call_plan.plan.units + 1)
+    net.give_up(choose(net.call_plan, net.owners, scores, 0.5))
 
 
 def _answer(net: Network, inputs: CallInputs) -> list[Tensor]:

@@ -88,7 +88,7 @@ def elements(net: Network, task: int) -> dict[str, Elements]:
 
     Not those of caches, which a model makes by itself.
     """
-    plan, owner = net.blueprint.plan, torch.from_numpy(net.owners.task)
+    plan, owner = net.call_plan.plan, torch.from_numpy(net.owners.task)
 
     def owned(units: Tensor) -> Elements | None:
         return Elements.of(owner[core(units)] == task)
@@ -100,7 +100,7 @@ def elements(net: Network, task: int) -> dict[str, Elements]:
     for name, units in plan.buffers.items():
         found[f"backbone.{name}"] = owned(units)
     if bool((owner == task).any()) and not bool(((owner >= 0) & (owner < task)).any()):
-        found |= {f"backbone.{name}": Elements() for name in net.blueprint.constants}
+        found |= {f"backbone.{name}": Elements() for name in net.call_plan.plan.constants}
     if task == 0:
         found |= {f"backbone.{name}": Elements() for name in net.kept_head_names()}
     found |= {name: Elements() for name in net.slots if name.startswith(f"heads.{task}.")}

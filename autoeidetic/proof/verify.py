@@ -194,7 +194,7 @@ def scramble(net: Network, generator: torch.Generator) -> None:
     """Random values for everything that belongs to no finished task."""
     finished = {f"heads.{task.index}." for task in net.tasks if task.finished}
     kept = set(net.kept_head_names())
-    parameters = net.blueprint.plan.parameters.items()
+    parameters = net.call_plan.plan.parameters.items()
     idle = {name for name, entry in parameters if entry.head and name not in kept}
     free = net.free
     for name, (home, leaf) in net.slots.items():
@@ -234,7 +234,7 @@ def first_moved(net: Network, before: Record, after: Record, last: int) -> str |
     """The first module of which two passes differ in channels of tasks up to ``last``."""
     for path, values in before.items():
         now = after.get(path, values)
-        for a, b, units in zip(values, now, net.blueprint.modules[path], strict=True):
+        for a, b, units in zip(values, now, net.call_plan.modules[path], strict=True):
             if units is None or a.shape[1:] != units.shape[1:] or 0 in units.shape:
                 continue  # other shapes than those that were analysed: one layer less to name
             level = net.owners.level_of(units)
@@ -250,11 +250,11 @@ def record(net: Network, args: Any, kwargs: Any) -> Record:
     seen: Record = {}
     hooks = []
     for path, module in net.backbone.named_modules():
-        if path in net.blueprint.modules:
+        if path in net.call_plan.modules:
 
             def note(_: Any, __: Any, output: Any, path: str = path) -> None:
                 leaves = pytree.tree_leaves(output)
-                if len(leaves) == len(net.blueprint.modules[path]):
+                if len(leaves) == len(net.call_plan.modules[path]):
                     seen.setdefault(
                         path, [x.clone() if isinstance(x, Tensor) else x for x in leaves]
                     )

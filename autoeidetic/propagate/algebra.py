@@ -1,8 +1,15 @@
 """The algebra of tags: the few operations from which every rule is made.
 
 A rule receives this as its first argument. Each operation takes and returns ``Value``s and
-writes what it learns (channels, couplings, channels of parameter elements, reads through weights)
-into the tables of the analysis.
+writes what it learns (new channels, joins, requirements, the channels of parameter elements, what
+weights read) into the tables of the analysis.
+
+    move        data movement       tags move with the elements
+    pointwise   x + y, x * y        channels at one position are joined, or require each other
+    scale       bias, norm weight   the parameter takes the channels of the value
+    reduce      sum, mean, max      channels along the dimensions are mixed into one
+    mix         softmax, norms      every channel along the dimensions requires all of them
+    contract    products            both operands reduced over the contracted dimension
 """
 
 from __future__ import annotations
@@ -47,14 +54,17 @@ class Algebra(ParameterChannels):
         return Value(tuple(moved.shape), tags, view)
 
     def pointwise(self, *values: Any, shape: Sequence[int] | None = None) -> Value:
-        """Element by element: one-to-one joins, one against many is required by the many."""
+        """Element by element: one-to-one joins, one against many is required by the many.
+
+        Parameters that have no channels yet come last: they adopt what the others have.
+        """
         shape = self.shape if shape is None else tuple(shape)
         operands = [v for v in values if isinstance(v, Value)]
         parameters = [v for v in operands if v.parameter is not None]
         if parameters and all(v.parameter is not None or v.is_constant for v in operands):
             return self._pointwise_parameters(parameters, shape)
         tags: Tensor | None = None
-        waiting = []
+        waiting = []  # parameters with elements that have no channel yet
         for value in operands:
             if value.tags is None and self.shows_new(value.parameter):  # type: ignore[arg-type]
                 waiting.append(value)
@@ -69,7 +79,10 @@ class Algebra(ParameterChannels):
         return Value(shape, tags)
 
     def _pointwise_parameters(self, values: list[Value], shape: tuple[int, ...]) -> Value:
-        """Parameters among themselves: the result is still a weight, but a transformed one."""
+        """Parameters among themselves: the result is still a weight, but a transformed one.
+
+        Views of one parameter keep a coordinate only where all of them agree on it.
+        """
         largest = max(values, key=lambda v: math.prod(v.shape))
         view = largest.parameter
         assert view is not None
@@ -90,7 +103,12 @@ class Algebra(ParameterChannels):
         return Value(shape, tags, replace(view, coords=coords, transformed=True))
 
     def scale(self, value: Value, parameter: Value | None, dim: int) -> Value:
-        """A one-dimensional parameter applied along ``dim``: a bias, a norm's weight."""
+        """A one-dimensional parameter applied along ``dim``: a bias, a norm's weight.
+
+        value (batch, channels, h, w), parameter (channels,), dim 1: element i of the parameter
+        gets the channel at position i. Constant positions of the value get fresh channels,
+        because the result depends on the parameter there.
+        """
         if parameter is None:
             return value
         tags = self.tags(value)
@@ -102,6 +120,7 @@ class Algebra(ParameterChannels):
             and not self.is_assigned(view)
         )
         dim = dim % tags.dim()
+        # the usual case, without the general machinery: a new parameter, channels along dim only
         if fresh and all(d == dim for d in varies(tags)):
             channels = core(tags).reshape(-1).expand(parameter.shape)
             if bool((channels == 0).any()):
@@ -117,10 +136,10 @@ class Algebra(ParameterChannels):
         return self.pointwise(Value(value.shape, tags), moved, shape=value.shape)
 
     def as_weight(self, value: Value) -> Value:
-        """What a layer takes as its weight, if need be as one computed from its own parameters.
+        """The value as a layer's weight, also when it is computed from the layer's parameters.
 
-        Whatever mixes the elements of a weight on the way (a spectral norm) mixes no inputs of
-        the layer: these are still kept out with zeros, on the computed weight.
+        What mixes the elements of a weight on the way (a spectral norm) does not mix the inputs
+        of the layer: zeros on the computed weight still keep them out.
         """
         if value.parameter is not None or not value.source:
             return value
@@ -141,7 +160,7 @@ class Algebra(ParameterChannels):
         over = list(range(rank)) if not dims else sorted({d % rank for d in dims})
         if not rank:
             over = []
-        if value.parameter is not None and value.tags is None:
+        if value.parameter is not None and value.tags is None:  # it stays a weight
             return self._reduce_parameter(value, over, keepdim)
         tags = self.reduce_tags(self.tags(value), over, how)
         if not keepdim:
@@ -160,7 +179,7 @@ class Algebra(ParameterChannels):
         return Value(tuple(shape), None, replace(mixed, coords=tuple(coords)))
 
     def _collapse(self, value: Value, over: Sequence[int]) -> Value:
-        """A parameter mixed along some dimensions of its present shape."""
+        """A parameter mixed along some dimensions of its current shape."""
         view = value.parameter
         assert view is not None
         coords = tuple(
@@ -182,13 +201,13 @@ class Algebra(ParameterChannels):
         )
 
     def mix_everything(self, values: Sequence[Any]) -> Tensor:
-        """A single tag that requires every channel in the values: always sound, never fine."""
+        """One tag that requires every channel in the values: always sound, never precise."""
         found = [np.zeros(1, np.int64)]
         for value in values:
             if isinstance(value, Value):
                 tags = self.tags(value)
                 found.append(np.unique(self.channels.find(array(tags))))
-        row = np.unique(np.concatenate(found))[None]
+        row = np.unique(np.concatenate(found))[None]  # a single row: one set, one derived channel
         return torch.from_numpy(self._mix_rows(row, "hard"))[0]
 
     def resample(self, value: Value, space: int, shape: Sequence[int] | None = None) -> Value:

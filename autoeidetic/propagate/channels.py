@@ -1,8 +1,12 @@
-"""Channels: which channels must live and die together, and which cannot live without which.
+"""Channels: which of them live and die together, and which cannot live without which.
 
 A channel is a positive integer; 0 is "input or constant, available to every task". Channels are
 joined into one unit (union-find), or one *requires* another (an edge). A *derived* channel has
 no parameters: it stands for a value computed from several channels, and requires them all.
+
+    x + y, channel by channel       joined    x[i] -- y[i]           one unit
+    x * gate, one gate for all      requires  x[i] -> gate           the gate serves every x[i]
+    x.sum(channels)                 derived   d -> x[0], x[1], ...   d has no parameters
 
 Everything here works on whole vectors of channels: a Python loop over channels is too slow.
 """
@@ -18,7 +22,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Event:
-    """One act of coupling: ``left[i]`` and ``right[i]`` at the same operator.
+    """What one operator did to pairs of channels ``left[i]``, ``right[i]``.
 
     ``kind`` is ``joined`` (same unit) or ``requires`` (left requires right). ``mixing`` is the
     index of the channel-mixing site that caused a requires edge, or -1.
@@ -33,7 +37,7 @@ class Event:
 
 @dataclass
 class Channels:
-    """A growing table of channels."""
+    """A growing table of channels: union-find in arrays, and the list of events."""
 
     count: int = 1
     events: list[Event] = field(default_factory=list)
@@ -56,7 +60,11 @@ class Channels:
         return channels
 
     def find(self, channels: Array) -> Array:
-        """The representative of each channel's unit."""
+        """The representative of each channel's unit.
+
+        Invariant: a parent is never larger than its channel, so that the representative is the
+        smallest channel of the unit and this loop ends.
+        """
         roots = self._parent[channels]
         while True:
             above = self._parent[roots]
@@ -72,6 +80,8 @@ class Channels:
             return
         left, right = left[different], right[different]
         self.events.append(Event("joined", left, right, node))
+        # of several pairs with the same root only one assignment below survives: repeat until
+        # no pair is apart
         while True:
             low, high = self.find(left), self.find(right)
             low, high = np.minimum(low, high), np.maximum(low, high)
@@ -99,7 +109,7 @@ class Channels:
         return channels
 
     def mixing_sites(self, channels: Array) -> Array:
-        """The mixing sites whose derived channels are in the units of ``channels``."""
+        """The mixing sites that have a derived channel in one of the units of ``channels``."""
         mixed = np.flatnonzero(self._mixing[: self.count] >= 0)
         found = np.isin(self.find(mixed), self.find(channels))
         return np.unique(self._mixing[mixed[found]])

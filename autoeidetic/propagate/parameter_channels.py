@@ -3,6 +3,10 @@
 A parameter has no channels until it meets something. A layer's weight gets one channel for each of
 its rows; a free parameter (a position embedding, a norm's scale) adopts the channels it is
 combined with.
+
+    weight (out, in)     channels_of: out numbers, stride 0 along in      own_rows
+                         columns:     in numbers, stride 0 along out      read
+    scale (channels,)    channels_of: the numbers of the value it scales  adopt
 """
 
 from __future__ import annotations
@@ -33,14 +37,18 @@ class WeightRead:
 
 @dataclass
 class ParameterChannels(Tags):
-    """Channels of parameter elements; -1 marks an element that nothing has used yet."""
+    """Channels of parameter elements; -1 marks an element that nothing has used yet.
+
+    ``roles`` has the node that first used a parameter in a role. ``rests`` are channels that were
+    given to the unused elements of a parameter when it was read as a whole.
+    """
 
     channels_of: dict[str, Tensor] = field(default_factory=dict)
     parameter_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    roles: dict[tuple[str, str], int] = field(default_factory=dict)  # (parameter, role) -> node
+    roles: dict[tuple[str, str], int] = field(default_factory=dict)
     reads: list[WeightRead] = field(default_factory=list)
     buffers: dict[str, Tensor] = field(default_factory=dict)
-    rests: list[int] = field(default_factory=list)  # channels of what nothing had used when asked
+    rests: list[int] = field(default_factory=list)
 
     def role(self, value: Value, role: str) -> None:
         """Remember how a parameter is used: output, depthwise, norm, shared, ..."""
@@ -61,7 +69,7 @@ class ParameterChannels(Tags):
         return view.name in self.channels_of
 
     def shows_new(self, view: ParameterView) -> bool:
-        """Has an element that the view shows no channel yet? (Another call showed a part only.)"""
+        """Does the view show an element without a channel? (Another call may show only a part.)"""
         assigned = self.channels_of.get(view.name)
         if assigned is None or not bool((core(assigned) < 0).any()):
             return assigned is None
@@ -74,13 +82,13 @@ class ParameterChannels(Tags):
             return assigned
         dims = varies(assigned)
         if any(view.coords[d] is None for d in dims):
-            return torch.zeros(())  # they are looked at as a whole
+            return torch.zeros(())  # the view depends on whole dimensions
         small = core(assigned)
         index = [core(view.coords[d]) if d in dims else 0 for d in range(assigned.dim())]  # type: ignore[arg-type]
         return small[tuple(index)]
 
     def _assign_default(self, view: ParameterView) -> None:
-        """Channels along the dimension that most likely holds channels."""
+        """Give a parameter channels along the dimension that most likely holds channels."""
         coords = view.coordinates()
         long = [d for d, n in enumerate(view.shape) if n > 1 and coords[d] is not None]
         if not long:
@@ -91,9 +99,10 @@ class ParameterChannels(Tags):
         self.channels_of[view.name] = vector(self.channels.new(view.shape[dim]), dim, view.shape)
 
     def own_channels(self, value: Value, dim: int) -> None:
-        """Give a parameter that is read like an activation channels along the channels of that.
+        """Give a parameter that a layer reads like an activation channels along ``dim``.
 
-        A table of relative positions that goes through a layer: its rows are no channels.
+        A table of relative positions that goes through a layer: its rows are positions, its
+        channels lie along the dimension that the layer contracts.
         """
         view = value.parameter
         if view is None or value.tags is not None or self.is_assigned(view):
@@ -146,6 +155,7 @@ class ParameterChannels(Tags):
         if view.coords is None:
             self.channels_of[view.name] = tags
             return
+        # transposed only: turn the tags back instead of scattering them element by element
         straight = self._undo_permutation(view, tags)
         if straight is not None and view.name not in self.channels_of:
             self.channels_of[view.name] = straight
@@ -160,7 +170,12 @@ class ParameterChannels(Tags):
         self.channels_of[view.name] = compress(dense.view(part.shape)).expand(view.shape)
 
     def _scatter(self, view: ParameterView, tags: Tensor, dense: Tensor) -> None:
-        """Write tags through the coordinates; where two meet at one element, join them."""
+        """Write tags through the coordinates; where two meet at one element, join them.
+
+        view.coords[d]   index along dimension d of the parameter, at each position of tags
+        flat             sum of coords[d] * step[d]: the element that a position shows
+        everything       offsets of the dimensions of which a position shows all elements
+        """
         assert view.coords is not None
         flat = torch.zeros((), dtype=torch.int64)
         step, steps = 1, []
@@ -177,6 +192,8 @@ class ParameterChannels(Tags):
         flat, small = torch.broadcast_tensors(flat, core(tags))
         index = (flat.reshape(-1, 1) + everything[None]).reshape(-1)
         written = small.reshape(-1, 1).expand(-1, len(everything)).reshape(-1)
+        # first come, first served: an element keeps the channel it has, and that one is joined
+        # with the one that was to be written
         before = dense[index]
         dense[index] = torch.where(before > 0, before, written)
         after = dense[index].numpy()
@@ -224,7 +241,11 @@ class ParameterChannels(Tags):
         return self.reduce_tags(self.tags(weight), others, "hard")
 
     def read(self, weight: Value, columns: Tensor) -> bool:
-        """Note which channel each weight element multiplies; False: there is no weight to zero."""
+        """Note the channel that each weight element multiplies.
+
+        False: there is no parameter whose zeros could keep a channel out, so that the rows must
+        require what they read.
+        """
         view = weight.parameter
         if view is None:
             return False
@@ -234,7 +255,7 @@ class ParameterChannels(Tags):
         if not view.transformed and view.coords is not None:
             straight = self._undo_permutation(view, columns)
             if straight is None:
-                if any(c is None for c in view.coords):
+                if any(c is None for c in view.coords):  # elements of the weight are mixed
                     return False
                 dense = torch.zeros(math.prod(view.shape), dtype=torch.int64)
                 self._scatter(view, columns, dense)
@@ -245,7 +266,7 @@ class ParameterChannels(Tags):
         return True
 
     def follow(self, buffer: Value | None, channels: Tensor) -> None:
-        """A buffer whose elements belong to channels, such as a running mean."""
+        """Note the channels of a buffer's elements, such as a running mean."""
         if buffer is not None and buffer.buffer:
             known = self.buffers.get(buffer.buffer)
             if known is not None:
@@ -253,7 +274,7 @@ class ParameterChannels(Tags):
             self.buffers[buffer.buffer] = channels
 
     def adopt(self, value: Value, tags: Tensor, shape: tuple[int, ...]) -> None:
-        """Let a parameter's elements take the channels they meet."""
+        """Give the elements of a parameter the channels that they are combined with."""
         view = value.parameter
         assert view is not None
         if is_zero(tags):
@@ -263,7 +284,7 @@ class ParameterChannels(Tags):
         padded = (1,) * (len(shape) - len(value.shape)) + value.shape
         tags = tags.expand(shape)
         moving = varies(tags)
-        if any(padded[d] == 1 for d in moving):  # one element meets many channels: its own channel
+        if any(padded[d] == 1 for d in moving):  # one element for many channels: its own channel
             size = [padded[d] if d in moving else 1 for d in range(len(shape))]
             channels = torch.from_numpy(self.channels.new(math.prod(size))).view(size)
         else:
@@ -283,10 +304,10 @@ class ParameterChannels(Tags):
 def _without_whole_dimensions(
     view: ParameterView, told_apart: Sequence[int], shape: Sequence[int]
 ) -> ParameterView:
-    """The view with size 1 along dimensions of which every position sees all, or as it is.
+    """The view with size 1 along the dimensions of which every position shows all elements.
 
-    A standardised weight is seen row by row: its rows are enough, and far fewer than its elements.
-    ``told_apart`` are dimensions along which channels differ already.
+    A standardised weight is shown row by row: writing its rows is enough, and they are far fewer
+    than its elements. Dimensions in ``told_apart``, along which channels differ already, stay.
     """
     assert view.coords is not None
     gone = [c is None and d not in told_apart for d, c in enumerate(view.coords)]

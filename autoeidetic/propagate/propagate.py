@@ -1,5 +1,13 @@
 """Propagate: carry tags through the graph, one rule per operator.
 
+A tag tensor has the shape of a value and holds channel numbers: which channel each element
+belongs to.
+
+    x       (2, 4)       0 0 0 0        the input: available to every task
+    stem    (2, 3)       1 2 3          three rows of stem.weight, three new channels
+    branch  (2, 3)       4 5 6
+    sum     (2, 3)       1 2 3          1-4, 2-5, 3-6 joined
+
 Every operator is handled by a rule, by a rule on each operator of its ATen decomposition, or,
 as the last resort, by mixing everything it reads; the last kind is listed.
 """
@@ -9,22 +17,19 @@ from __future__ import annotations
 import math
 import operator as python_operator
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, fx
-from torch._decomp import decomposition_table
 
-from ..capture.capture import capture_function
-from ..capture.graph import ABSENT, Capture, operator_name, place
-from ..common.trees import convert, leaves
-from ..errors import AutoeideticError, Place, RuleError
-from ..plan.plan import layer_of
+from ..capture.graph import Capture, operator_name, place
+from ..capture.names import layer_of
+from ..common.trees import leaves
+from ..errors import Place, RuleError
 from .algebra import Algebra
-from .rules import find_rule
+from .apply import apply_rule, decomposed, lookup
 from .values import ParameterView, Value, array, constant
 
 Scope = tuple[int, ...]
@@ -56,12 +61,18 @@ class Unhandled:
 
 @dataclass(frozen=True)
 class Propagation:
-    """What the tags told: input of the coupling stage."""
+    """What the tags told: the coupling stage reads this and changes nothing in it.
+
+    ``tags`` has the channels in the value of every node, ``unused`` the parameters that no output
+    depends on. Every parameter element has a channel.
+    """
 
     capture: Capture
     algebra: Algebra
     nodes: list[fx.Node]
     values: dict[fx.Node, Any]
+    tags: dict[fx.Node, Tensor]
+    unused: frozenset[str]
     sites: list[MixingSite]
     operators: Counter[str]
     unhandled: list[Unhandled]
@@ -87,7 +98,7 @@ class _Interpreter:
             if node.op == "output":
                 self._leave_model(node)
             else:
-                self._parameters_in(node)  # in this order, for none is then looked up deeply
+                self._parameters_in(node)  # node by node: a deep recursion would overflow
                 self.values[node] = self._evaluate(node)
 
     def _evaluate(self, node: fx.Node) -> Any:
@@ -111,11 +122,11 @@ class _Interpreter:
         return constant(shape, node.meta.get("const"), buffer)
 
     def _operator(self, node: fx.Node) -> Any:
-        args = [_lookup(a, self.values) for a in node.args]
-        kwargs = {k: _lookup(a, self.values) for k, a in node.kwargs.items()}
+        args = [lookup(a, self.values) for a in node.args]
+        kwargs = {k: lookup(a, self.values) for k, a in node.kwargs.items()}
         self.operators[operator_name(node)] += 1
         operands = leaves((args, kwargs), Value)
-        if all(v.is_constant for v in operands):
+        if all(v.is_constant for v in operands):  # no rule is needed: the result is constant
             return self._constant_results(node)
         if node.meta.get("read_by_python"):
             self.read_by_python.append(node)
@@ -127,7 +138,7 @@ class _Interpreter:
         return self._with_source(node, result)
 
     def _with_source(self, node: fx.Node, result: Any) -> Any:
-        """Note the parameters that a value was computed from when they are of one layer."""
+        """Note the largest parameter that a value was computed from when all are of one layer."""
         if isinstance(result, Value) and result.parameter is None:
             names = self._parameters_in(node)
             if names and len({layer_of(name) for name in names}) == 1:
@@ -156,9 +167,10 @@ class _Interpreter:
         return {index: constant(part.meta["shape"]) for index, part in parts.items()}
 
     def _without_rule(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        result = _decomposed(self.algebra, node, args, kwargs)
+        result = decomposed(self.algebra, node, args, kwargs)
         if result is not None:
             return result
+        # the last resort is sound, costs capacity, and is therefore listed
         remedy = f"write a rule for it: @autoeidetic.rule(torch.ops.{operator_name(node)})"
         reason = "no rule and no decomposition, everything it reads is mixed"
         self.unhandled.append(Unhandled(place(node), reason, remedy))
@@ -181,13 +193,18 @@ class _Interpreter:
     # -- where mixtures of channels are made and used up ----------------------------------
 
     def _follow_mixtures(self, node: fx.Node, result: Any) -> None:
+        """Widen the scope of every mixture that this node reads to a module around both.
+
+        ``soft[node]`` are the sites whose derived channels are in the node's value. A mixture is
+        used up when a layer reads it: its result has the channels of the layer's rows.
+        """
         for index in self.algebra.mixing_nodes[len(self.sites) :]:
             self.sites.append(MixingSite(index, node.meta["scope"]))
             self.soft[node] = frozenset()
         entering = {site for arg in node.all_input_nodes for site in self.soft.get(arg, ())}
         for site in entering:
             scope = self.sites[site].scope
-            if scope[:1] == node.meta["scope"][:1]:  # one call of the model tells another nothing
+            if scope[:1] == node.meta["scope"][:1]:  # calls of the model are looked at apart
                 self.sites[site].scope = _common(scope, node.meta["scope"])
         if entering or node in self.soft:
             self.soft[node] = self._mixtures_in(result)
@@ -203,6 +220,7 @@ class _Interpreter:
         return frozenset(int(s) for sites in found for s in sites)
 
     def _leave_model(self, node: fx.Node) -> None:
+        """A mixture that reaches the model's output is used up in no module."""
         for arg in node.all_input_nodes:
             for site in self.soft.get(arg, ()):
                 self.sites[site].scope = ()
@@ -233,86 +251,44 @@ def propagate(capture: Capture) -> Propagation:
         name: tuple(p.shape) for name, p in capture.parameters.items()
     }
     interpreter.run()
+    # in this order: channels are numbered as they are made, and looking tags up makes some
+    unused = _give_channels_to_the_rest(interpreter.algebra)
+    tags = {
+        node: interpreter.algebra.tags(value)
+        for node, value in interpreter.values.items()
+        if isinstance(value, Value)
+    }
     return Propagation(
         capture=capture,
         algebra=interpreter.algebra,
         nodes=interpreter.nodes,
         values=interpreter.values,
+        tags=tags,
+        unused=unused,
         sites=interpreter.sites,
         operators=interpreter.operators,
         unhandled=interpreter.unhandled,
     )
 
 
-def apply_rule(algebra: Algebra, node: fx.Node, args: Sequence[Any], kwargs: Any) -> Any:
-    """Run the operator's rule; None when it has none."""
-    found = find_rule(node.target)
-    if found is None:
-        return None
-    try:
-        result = found(algebra, *args, **kwargs)
-    except AutoeideticError:
-        raise
-    except Exception as error:
-        raise RuleError(
-            f"the rule {found.__module__}.{found.__qualname__} failed: "
-            f"{type(error).__name__}: {error}",
-            place=place(node),
-            remedy="register your own rule for one overload of this operator with "
-            "@autoeidetic.rule, or report the model",
-        ) from error
-    if result is None:
-        raise RuleError(
-            f"the rule {found.__module__}.{found.__qualname__} returned nothing",
-            place=place(node),
-            remedy="return a Value, or a list of them for an operator with several results",
-        )
-    return result
+def _give_channels_to_the_rest(algebra: Algebra) -> frozenset[str]:
+    """Give parameters, and parts of them, that no output reads a channel of their own.
 
-
-def _decomposed(algebra: Algebra, node: fx.Node, args: Any, kwargs: Any) -> Any:
-    """Apply rules to the operator's decomposition, if ATen has one."""
-    function = decomposition_table.get(node.target)  # type: ignore[call-overload]
-    if function is None:
-        return None
-    operands = leaves((args, kwargs), Value)
-    stand = lambda v: torch.empty(v.shape, device="meta")  # noqa: E731
-    try:
-        inner = capture_function(function, *convert((args, kwargs), Value, stand))
-    except Exception:  # a decomposition that needs dtypes or data we do not have
-        return None
-    outer_node, bound = algebra.node, iter(operands)
-    values: dict[fx.Node, Any] = {}
-    try:
-        for step in inner.graph.nodes:
-            if step.op == "placeholder":
-                values[step] = next(bound)
-            elif step.op == "get_attr":
-                values[step] = constant(step.meta["shape"], step.meta.get("const"))
-            elif step.target is python_operator.getitem:
-                values[step] = values[step.args[0]][step.args[1]]
-            elif step.op == "call_function":
-                algebra.node = step
-                step.meta["line"] = outer_node.meta["line"]
-                step_args = [_lookup(a, values) for a in step.args]
-                step_kwargs = {k: _lookup(a, values) for k, a in step.kwargs.items()}
-                values[step] = apply_rule(algebra, step, step_args, step_kwargs)
-                if values[step] is None:
-                    return None
-    finally:
-        algebra.node = outer_node
-    return _lookup(inner.outputs[0], values)
-
-
-def _lookup(value: Any, values: dict[fx.Node, Any]) -> Any:
-    if isinstance(value, fx.Node):
-        return values[value]
-    if isinstance(value, (tuple, list)):
-        return [_lookup(item, values) for item in value]
-    return None if value is ABSENT else value
+    Returns the parameters of which nothing is read.
+    """
+    unused = [name for name in algebra.parameter_shapes if name not in algebra.channels_of]
+    for name in unused:
+        channel = torch.from_numpy(algebra.channels.new(1)).reshape(())
+        algebra.channels_of[name] = channel.expand(algebra.parameter_shapes[name])
+    # so far these are parts that an operator has read whole; from here on, parts never read
+    algebra.rests.clear()
+    for name in algebra.parameter_shapes:
+        algebra.complete(name)
+    return frozenset(unused)
 
 
 def _common(left: Scope, right: Scope) -> Scope:
+    """The module calls around both."""
     length = 0
     for a, b in zip(left, right, strict=False):
         if a != b:

@@ -1,4 +1,14 @@
-"""Operations on tag tensors: combining them element by element, and mixing along dimensions."""
+"""Operations on tag tensors: combining them element by element, and mixing along dimensions.
+
+combine       left   1 2 3 4       one to one: 1-5, 2-6, 3-7, 4-8 are joined
+              right  5 6 7 8
+
+              left   1 2 3 4       one against many: 1, 2, 3 and 4 require 5
+              right  5 5 5 5
+
+reduce_tags   1 2 3                one tag for each row: a derived channel that requires the
+              4 5 6                members of the row, or the members joined into one unit
+"""
 
 from __future__ import annotations
 
@@ -13,13 +23,18 @@ from torch import Tensor, fx
 from .channels import Array, Channels
 from .values import core, varies
 
+#: Many against many makes a derived channel per pair, up to so many pairs.
 _MOST_PAIRS = 1 << 20
+#: A sum over so few members, and no more than there are rows, is a sum of branches.
 _FEW_BRANCHES = 4
 
 
 @dataclass
 class Tags:
-    """The table of channels of one analysis, and the node that is being looked at."""
+    """The channels of one analysis, and the node whose rule is running.
+
+    ``mixing_nodes[site]`` is the number of the node that made a channel-mixing site.
+    """
 
     channels: Channels = field(default_factory=Channels)
     mixing_nodes: list[int] = field(default_factory=list)
@@ -50,6 +65,17 @@ class Tags:
         return torch.from_numpy(out).view(size).expand(shape)
 
     def _combine_arrays(self, a: Array, b: Array) -> Array:
+        """:meth:`combine` for flat arrays of representatives.
+
+        What happens to a pair depends on how many different partners each side has in this
+        operation:
+
+            left has   right has
+            1          1           joined
+            1          many        left requires right, the result is left
+            many       1           right requires left, the result is right
+            many       many        a derived channel requires both
+        """
         out = np.where(a == 0, b, a)
         both = (a != 0) & (b != 0) & (a != b)
         if not both.any():
@@ -87,7 +113,12 @@ class Tags:
     # -- mixing -------------------------------------------------------------------------
 
     def reduce_tags(self, tags: Tensor, dims: Sequence[int], how: str) -> Tensor:
-        """Tags with size 1 along ``dims``."""
+        """Tags with size 1 along ``dims``; ``how`` is explained in :meth:`Algebra.reduce`.
+
+            tags   (a, b, c), reduced over b    rows: (a * c, b)  ->  one tag each  ->  (a, 1, c)
+
+        Only dimensions along which tags vary are mixed; along the others any position will do.
+        """
         over = [d for d in varies(tags) if d in dims]
         small = narrow(tags, [d for d in dims if d not in over])
         if not over:
@@ -108,6 +139,7 @@ class Tags:
         if not several.any():
             return highest
         chosen = rows[several]
+        # equal rows share one derived channel: a sum over channels has one per batch entry
         if len(chosen) == 1:
             distinct, inverse = chosen, np.zeros(1, np.int64)
         else:
@@ -138,6 +170,7 @@ class Tags:
         return len(np.unique(flat)) == len(flat)
 
     def _site(self) -> int:
+        """The number of the current node's mixing site."""
         if not self.mixing_nodes or self.mixing_nodes[-1] != self.index:
             self.mixing_nodes.append(self.index)
         return len(self.mixing_nodes) - 1
@@ -152,8 +185,10 @@ class Tags:
     def is_shared(self, tags: Tensor, contracted: Sequence[int]) -> bool:
         """Does the weight mix positions, while the channels lie along other dimensions?
 
-        Then its rows serve all channels alike (token mixing). When channels vary along both, the
-        treatment that mixes less is chosen.
+            x (batch, channels, tokens) times a weight over tokens: its rows serve all channels
+            alike. x (batch, tokens, channels) times a weight over channels: a layer.
+
+        When channels vary along both, the treatment that mixes less is chosen.
         """
         moving = varies(tags)
         along = [d for d in moving if d in contracted]

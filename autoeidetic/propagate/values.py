@@ -2,6 +2,9 @@
 
 A tag tensor has the shape of the value it describes, with stride 0 along every dimension in
 which nothing varies (batch, space, tokens), so its real size is about the number of channels.
+
+    activation (64, 256, 56, 56)    tags: shape (64, 256, 56, 56), stride (0, 1, 0, 0)
+                                    core: shape (1, 256, 1, 1), 256 numbers in memory
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ class ParameterView:
     transformed: bool = False
 
     def coordinates(self) -> tuple[Tensor | None, ...]:
+        """``coords``; for a parameter as declared, ``coords[d]`` counts along dimension d."""
         if self.coords is not None:
             return self.coords
         return tuple(
@@ -63,6 +67,7 @@ class Value:
 
 
 def constant(shape: tuple[int, ...], const: Tensor | None = None, buffer: str = "") -> Value:
+    """A value that every task may read; ``const`` are its elements where they are known."""
     return Value(shape, ZERO.expand(shape), None, const, buffer)
 
 
@@ -107,6 +112,7 @@ def compress(tags: Tensor) -> Tensor:
 
 
 def is_zero(tags: Tensor) -> bool:
+    """Is every tag 0: an input or a constant?"""
     if tags.numel() and tags[(0,) * tags.dim()].item():
         return False  # the usual case, without looking at the rest
     return not bool(core(tags).any())

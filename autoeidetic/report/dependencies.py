@@ -1,25 +1,34 @@
-"""The result of an analysis: groups, heads, what is locked, and the graph people look at."""
+"""The result of an analysis: groups, heads, what is locked, and questions about layers."""
 
 from __future__ import annotations
 
 from collections import Counter
-from functools import cached_property
-from typing import Any
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 from torch import Tensor
 
 from ..capture.graph import Capture
-from ..couple.couple import Coupling
-from ..couple.structure import Group, Head, Locked, Structure, build
+from ..capture.names import layer_of
+from ..couple import layer_graph, ties
+from ..couple.groups import Group
+from ..couple.heads import Head
+from ..couple.locks import Locked
+from ..errors import InputError
+from ..plan.analysis import Analysis
 from ..plan.plan import Plan
 from ..propagate.propagate import Unhandled
 from . import export
 from .drawable import Drawable
 
+if TYPE_CHECKING:
+    import networkx as nx
+
 
 class Dependencies(Drawable):
     """Which channels of a model depend on which.
+
+    ``analysis`` has the results of all stages behind it.
 
     Example:
         >>> import torch, autoeidetic
@@ -40,64 +49,172 @@ class Dependencies(Drawable):
         'aten.add'
         >>> sorted(deps.graph.successors("stem"))
         ['group:stem']
+        >>> deps.coupled_with("stem"), deps.consumers("stem")
+        (('branch',), ('branch', 'head'))
     """
 
-    def __init__(self, coupling: Coupling) -> None:
-        self._coupling = coupling
-        self.plan: Plan = coupling.plan
-        self.capture: Capture = coupling.propagation.capture
-        self._structure: Structure = build(coupling)
+    def __init__(self, analysis: Analysis) -> None:
+        self.analysis = analysis
+
+    @property
+    def plan(self) -> Plan:
+        """The unit of every parameter element, and what keeps units apart."""
+        return self.analysis.plan
+
+    @property
+    def capture(self) -> Capture:
+        """The model as a graph of operators."""
+        return self.analysis.capture
 
     @property
     def groups(self) -> tuple[Group, ...]:
         """The groups of the backbone, in the order of the model's parameters."""
-        return self._structure.groups
+        return self.analysis.groups
 
     @property
     def heads(self) -> tuple[Head, ...]:
         """The layers that make the outputs."""
-        return self._structure.heads
+        return self.analysis.heads
 
     @property
     def locked(self) -> Locked:
         """What cannot be divided between tasks, where and why."""
-        return self._structure.locked
+        return self.analysis.structure.locked
 
     @property
     def unused(self) -> tuple[str, ...]:
         """Parameters that no output depends on in eval mode."""
-        return self._structure.unused
+        return self.analysis.structure.unused
 
     @property
     def operators(self) -> Counter[str]:
         """How often each operator occurs in the graph."""
-        return self._coupling.propagation.operators
+        return self.analysis.operators
 
     @property
     def unhandled(self) -> tuple[Unhandled, ...]:
         """Operators that could only be dealt with by mixing everything they read."""
-        return tuple(self._coupling.propagation.unhandled)
+        return self.analysis.unhandled
 
     @property
     def backbone_elements(self) -> int:
         """Parameter elements outside the heads that the outputs depend on."""
-        return self._structure.backbone
+        return self.analysis.structure.backbone
 
     @property
     def largest_unit_share(self) -> float:
         """The part of the backbone's elements that its largest unit holds."""
-        return self._structure.largest_unit / max(self._structure.backbone, 1)
+        return self.analysis.structure.largest_unit / max(self.backbone_elements, 1)
 
-    @cached_property
+    @property
     def graph(self) -> nx.DiGraph:
-        """Layers and groups with typed edges; see :func:`autoeidetic.report.export.graph`."""
-        return export.graph(self._structure, self.capture)
+        """Layers and groups with typed edges; see :mod:`autoeidetic.couple.layer_graph`.
 
-    @cached_property
+        Nodes: ``kind`` is ``layer``, ``head`` or ``group``. Edges: ``kind`` is ``writes``,
+        ``normalises``, ``filters`` or ``parameter`` (layer to group), ``reads`` (group to layer) or
+        ``requires`` (group to group), with the ``operator`` and ``line`` that caused it.
+        """
+        return self.analysis.graph
+
+    @property
     def values(self) -> dict[str, Tensor]:
         """The units in the value of every node of ``capture.graph``, by node name."""
-        coupling = self._coupling
-        return {node.name: coupling.units(tags) for node, tags in coupling.node_tags.items()}
+        return self.analysis.values
+
+    # -- questions about layers ------------------------------------------------------------------
+
+    def producers(self, layer: str) -> tuple[str, ...]:
+        """The layers whose channels a layer reads: those that write, filter or normalise them.
+
+        Example:
+            >>> import torch, autoeidetic
+            >>> from torch import nn
+            >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+            >>> deps = autoeidetic.analyze(model, torch.randn(2, 4))
+            >>> deps.producers("2")
+            ('0', '1')
+
+        Raises:
+            InputError: the model has no such layer.
+        """
+        return tuple(layer_graph.producers(self.graph, self._layer(layer)))
+
+    def consumers(self, layer: str) -> tuple[str, ...]:
+        """The layers that read a layer's channels.
+
+        Example:
+            >>> import torch, autoeidetic
+            >>> from torch import nn
+            >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+            >>> deps = autoeidetic.analyze(model, torch.randn(2, 4))
+            >>> deps.consumers("0")
+            ('2',)
+
+        Raises:
+            InputError: the model has no such layer.
+        """
+        return tuple(layer_graph.consumers(self.graph, self._layer(layer)))
+
+    def coupled_with(self, layer: str) -> tuple[str, ...]:
+        """The other layers that have a part in the same units.
+
+        Example:
+            >>> import torch, autoeidetic
+            >>> from torch import nn
+            >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+            >>> deps = autoeidetic.analyze(model, torch.randn(2, 4))
+            >>> deps.coupled_with("0")
+            ('1',)
+
+        Raises:
+            InputError: the model has no such layer.
+        """
+        return tuple(layer_graph.coupled_with(self.graph, self._layer(layer)))
+
+    def why(self, first: str, second: str) -> ties.Chain:
+        """The operators and source lines that tie two layers together.
+
+        Layers are tied when they share units, when one reads units of the other, when both read
+        the same units, or when groups of theirs require each other. The chain is false when
+        nothing ties them.
+
+        Example:
+            >>> import torch, autoeidetic
+            >>> from torch import nn
+            >>> class Block(nn.Module):
+            ...     def __init__(self):
+            ...         super().__init__()
+            ...         self.stem, self.branch = nn.Linear(4, 8), nn.Linear(8, 8)
+            ...     def forward(self, x):
+            ...         x = self.stem(x)
+            ...         return nn.functional.layer_norm(x + self.branch(x).relu(), (8,))
+            >>> deps = autoeidetic.analyze(Block(), torch.randn(2, 4))
+            >>> chain = deps.why("stem", "branch")
+            >>> [(link.subject, link.kind) for link in chain]
+            [('stem', 'writes'), ('aten.add', 'joins channels of'), ('branch', 'writes')]
+
+        Raises:
+            InputError: the model has no such layer.
+        """
+        return ties.why(self.analysis.structure, self._layer(first), self._layer(second))
+
+    def _layer(self, name: str) -> str:
+        """The node of a layer; one that shares the parameters of another is that one's.
+
+        Raises:
+            InputError: there is none.
+        """
+        graph = self.graph
+        known = {node: node for node, kind in graph.nodes(data="kind") if kind != "group"}
+        for alias, parameter in self.capture.aliases.items():
+            known.setdefault(layer_of(alias), layer_of(parameter))
+        if name in known:
+            return known[name]
+        close = get_close_matches(name, known, n=3)
+        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "see deps.graph.nodes"
+        raise InputError(f"the model has no layer {name!r} with parameters", remedy=hint)
+
+    # -- exports -----------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the plan as plain data."""

@@ -1,31 +1,45 @@
-"""Drawable: what has a drawing can be written in every format of drawings."""
+"""Drawable: the methods that write a drawing in every format."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ..draw.elements import Drawing
+from typing import Any
 
 FilePath = str | os.PathLike[str]
-#: A page that is larger than this is not put into a notebook, which keeps it for ever.
+#: A larger page is not put into a notebook, whose file would keep it.
 _LARGEST_INLINE = 6_000_000
 
 
-class Drawable:
-    """Gives an analysis and a network their drawings.
+@dataclass(frozen=True)
+class Drawer:
+    """How drawings are made and written: the functions of the room ``draw``.
 
-    The sub-package that draws them imports both, so it is imported in the methods.
+    That room imports what it draws, so it comes later and registers its functions here.
     """
 
-    def drawing(self, title: str = "") -> Drawing:
-        """The neutral description that all formats are made of."""
-        from ..draw.visualize import visualize
+    describe: Callable[[Any, str], Any]
+    render: Callable[[Any, str, int | None], bytes]
+    write: Callable[[bytes, Path], None]
 
-        return visualize(self, title=title)  # type: ignore[arg-type]
+
+_registered: list[Drawer] = []
+
+
+def register(drawer: Drawer) -> None:
+    """Let all drawable objects be drawn this way; importing the package does this."""
+    _registered[:] = [drawer]
+
+
+class Drawable:
+    """Gives an analysis and a network their drawings."""
+
+    def drawing(self, title: str = "") -> Any:
+        """The description that all formats are made from, a ``draw.elements.Drawing``."""
+        return _registered[0].describe(self, title)
 
     def to_html(self, path: FilePath | None = None, *, title: str = "") -> str:
         """One page that works offline, with everything to click on; written to ``path`` if given.
@@ -64,15 +78,13 @@ class Drawable:
         return self._rendered("graphml", None, title, None).decode()
 
     def _rendered(self, format: str, path: FilePath | None, title: str, depth: int | None) -> bytes:
-        from ..draw.formats import render, write
-
-        content = render(self.drawing(title), format, depth)
+        content = _registered[0].render(self.drawing(title), format, depth)
         if path is not None:
-            write(content, Path(path))
+            _registered[0].write(content, Path(path))
         return content
 
     def _summary(self) -> str:
-        """What a notebook shows as text."""
+        """The text that a notebook shows."""
         return str(self)
 
     def _repr_html_(self) -> str:

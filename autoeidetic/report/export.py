@@ -1,77 +1,16 @@
-"""Export: the dependencies as a networkx graph, JSON and a table."""
+"""Export: the dependencies as JSON and as a table."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
 
-import networkx as nx
-
-from ..capture.graph import Capture
 from ..common.tables import table as aligned
-from ..couple.structure import Structure
 
 if TYPE_CHECKING:
     from .dependencies import Dependencies
 
-_ROLE_EDGES = {"norm": "normalises", "depthwise": "filters", "free": "parameter"}
 _ROWS = 60
-
-
-def graph(structure: Structure, capture: Capture) -> nx.DiGraph:
-    """Layers and groups. Node and edge attributes are plain values, so GraphML can hold them.
-
-    Nodes: ``kind`` is ``layer``, ``head`` or ``group``. Edges: ``kind`` is ``writes``,
-    ``normalises``, ``filters`` or ``parameter`` (layer to group), ``reads`` (group to layer) or
-    ``requires`` (group to group), with ``operator`` and ``line`` where an operator caused it.
-    """
-    result = nx.DiGraph()
-    locked = {lock.group: lock.reason for lock in structure.locked}
-    heads = {head.layer for head in structure.heads}
-    for name, parameter in capture.parameters.items():
-        layer = name.rpartition(".")[0] or name
-        if layer not in result:
-            kind = "head" if layer in heads else "layer"
-            result.add_node(layer, kind=kind, label=layer, elements=0, shapes="")
-        node = result.nodes[layer]
-        node["elements"] += parameter.numel()
-        shape = f"{name.rpartition('.')[2]}{list(parameter.shape)}"
-        node["shapes"] = f"{node['shapes']} {shape}".strip()
-    for group in structure.groups:
-        node = f"group:{group.name}"
-        couples = [b for b in group.bonds if b.kind == "joined"]
-        result.add_node(
-            node,
-            kind="group",
-            label=group.name,
-            size=group.size,
-            elements=group.elements,
-            locked=locked.get(group.name, ""),
-            coupled_by=", ".join(dict.fromkeys(b.place.operator for b in couples)),
-        )
-        for member in group.members:
-            if member.role == "input":
-                _edge(result, node, member.layer, "reads")
-            else:
-                kind = _ROLE_EDGES.get(member.role.split("+")[0], "writes")
-                _edge(result, member.layer, node, kind)
-    names = {group.name for group in structure.groups}
-    for left, right, where in structure.group_requires:
-        if left in names and right in names:
-            result.add_edge(
-                f"group:{left}",
-                f"group:{right}",
-                kind="requires",
-                operator=where.operator,
-                line=where.line,
-            )
-    return result
-
-
-def _edge(result: nx.DiGraph, source: str, target: str, kind: str) -> None:
-    """A layer that writes and normalises a group counts as writing it."""
-    if not result.has_edge(source, target) or kind == "writes":
-        result.add_edge(source, target, kind=kind)
 
 
 def to_dict(deps: Dependencies) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..errors import HeadError, InputError, Place
-from ..plan.blueprint import ATTACHED, HeadPlan
+from ..plan.call_plan import ATTACHED, HeadPlan
 from ..propagate.values import varies
 from ..tasks.network import Network
 
@@ -114,7 +114,7 @@ def view(net: Network, tasks: int) -> View:
     blocks: list[FeatureBlock] = []
     columns: dict[int, list[Tensor]] = {task: [] for task in numbers}
     width = 0
-    for head in net.blueprint.heads:
+    for head in net.call_plan.heads:
         if head.leaf is not None:
             continue
         # The module around a nested head mixes channels and runs on what one task may see, so its
@@ -175,8 +175,8 @@ def _channels_of(mask: Tensor | None, channel: int, channels: int) -> Tensor:
 
 def _classes(net: Network, task: int) -> int:
     """The number of classes of the head that makes the first output."""
-    layers = [where[1] for where in net.blueprint.split if where is not None]
-    layer = layers[0] if layers else net.blueprint.heads[0].layer
+    layers = [where[1] for where in net.call_plan.split if where is not None]
+    layer = layers[0] if layers else net.call_plan.heads[0].layer
     return net.tasks[task].classes[layer]
 
 
@@ -198,7 +198,7 @@ def observe(net: Network, view: View, args: Any, kwargs: Any, *, outputs: bool =
     answers: dict[int, Tensor] = {}
     captured: dict[int | None, Mapping[str, Tensor]] = {}
     try:
-        for run in [asked] if net.blueprint.joint else [(task,) for task in asked]:
+        for run in [asked] if net.call_plan.joint else [(task,) for task in asked]:
             net.runtime.features = {}
             for task, output in zip(run, net.answer_all(run, args, kwargs), strict=True):
                 answers[task] = _logits(net, task, output)
@@ -212,7 +212,7 @@ def observe(net: Network, view: View, args: Any, kwargs: Any, *, outputs: bool =
 def _logits(net: Network, task: int, output: Any) -> Tensor:
     """The first output of a head, with the classes in the last dimension."""
     leaves = pytree.tree_leaves(output)
-    for leaf, where in zip(leaves, net.blueprint.split, strict=False):
+    for leaf, where in zip(leaves, net.call_plan.split, strict=False):
         if where is not None:
             return leaf.movedim(where[0], -1)
     # The analysis names no output: an attached head, or a head followed by a softmax or the like.

@@ -24,17 +24,16 @@ from torch.utils import _pytree as pytree
 from ..calls.signature import signature
 from ..capture.decisions import decisions
 from ..common.bits import alike, finite
-from ..common.inputs import CallInputs
+from ..common.inputs import CallInputs, whole_number
 from ..common.torch_modes import (
     is_recording,
     is_transforming,
     recording_paused,
     same_gradients_in_traces,
 )
-from ..common.whole_numbers import whole_number
 from ..enforce.guard import check_outputs, check_runs, start_runs
 from ..errors import EnforcementError, TaskError
-from ..plan.blueprint import ATTACHED
+from ..plan.call_plan import ATTACHED
 from . import compiled, divergence, heads, new_calls
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def forward(network: Network, task: int | str | None, args: Any, kwargs: Any) ->
         return compiled.uncompiled(eagerly, network, task, args, kwargs)
     if standing == compiled.NEW:
         compiled.uncompiled(new_calls.meet, network, args, kwargs)
-        if network.call.blueprint.looks:  # only its analysis can tell
+        if network.call.call_plan.looks:  # only its analysis can tell
             return compiled.uncompiled(eagerly, network, task, args, kwargs)
     if not torch.compiler.is_exporting():
         network.runtime.restrict = not want_gradients((args, kwargs))
@@ -132,7 +131,7 @@ def asked_tasks(network: Network, task: int | str | None) -> tuple[int, ...]:
 
 def answer_all(network: Network, asked: tuple[int, ...], args: Any, kwargs: Any) -> list[Any]:
     """The outputs of several tasks, in one pass of the backbone if that is possible."""
-    if not network.call.blueprint.joint or len(asked) == 1:
+    if not network.call.call_plan.joint or len(asked) == 1:
         return [answer(network, task, args, kwargs) for task in asked]
     output = _run(network, asked, args, kwargs)
     parts = [part_of_task(network, output, position, asked) for position in range(len(asked))]
@@ -160,7 +159,7 @@ def answer(network: Network, task: int, args: Any, kwargs: Any) -> Any:
 def bare_answers(network: Network, asked: list[int], args: Any, kwargs: Any) -> list[Any]:
     """The outputs of several tasks as they come, infinite values and NaN included."""
     tasks = tuple(asked)
-    if network.call.blueprint.joint:
+    if network.call.call_plan.joint:
         output = _run(network, tasks, args, kwargs)
         return [part_of_task(network, output, position, tasks) for position in range(len(tasks))]
     return [
@@ -202,7 +201,7 @@ def _watched(network: Network, task: int, output: Any, args: Any, kwargs: Any) -
 
 def _run(network: Network, tasks: tuple[int, ...], args: Any, kwargs: Any) -> Any:
     """One pass of the backbone, for the heads of some tasks."""
-    watched = network.call.blueprint.looks and network.check_calls and not network.training
+    watched = network.call.call_plan.looks and network.check_calls and not network.training
     if watched and not torch.compiler.is_compiling():
         return watched_pass(network, tasks, args, kwargs)
     return plain_pass(network, tasks, args, kwargs)
@@ -277,7 +276,7 @@ def _parameter_heads(network: Network, tasks: tuple[int, ...]) -> Iterator[None]
     """Put the task's own parameters in the place of output parameters of the model."""
     swapped = []
     try:
-        for head in network.blueprint.heads:
+        for head in network.call_plan.heads:
             if head.leaf is None:
                 continue
             own = network.head(tasks[0], head.layer)
@@ -295,19 +294,19 @@ def part_of_task(network: Network, output: Any, position: int, asked: tuple[int,
     """What one task sees of an output that holds those of several tasks side by side."""
     task = asked[position]
     leaves, structure = pytree.tree_flatten(output)
-    blueprint = network.call.blueprint
-    attached = blueprint.heads[0]
+    call_plan = network.call.call_plan
+    attached = call_plan.heads[0]
     if attached.layer == ATTACHED:
         features = leaves[attached.reads]
         if network.runtime.features is not None:
             network.runtime.features[ATTACHED] = features
         visible = network.visible[ATTACHED, task]
         return network.head(task, ATTACHED)(heads.mask(features, visible))
-    if len(leaves) != len(blueprint.outputs) and network.training:
+    if len(leaves) != len(call_plan.outputs) and network.training:
         return output  # a model may have other outputs in training
-    check_outputs(leaves, blueprint)
+    check_outputs(leaves, call_plan)
     parts = []
-    for number, (leaf, where) in enumerate(zip(leaves, blueprint.split, strict=True)):
+    for number, (leaf, where) in enumerate(zip(leaves, call_plan.split, strict=True)):
         if len(asked) > 1 and where is not None:
             dim, layer = where
             sizes = [network.tasks[each].classes[layer] for each in asked]

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..capture.names import layer_of
 from ..common.tables import html, table
 from ..enforce.owners import FREE, Owners
-from ..plan.blueprint import Blueprint
-from ..plan.plan import layer_of
+from ..plan.call_plan import CallPlan
 from ..propagate.values import array, core, varies
 from .network import Network
 
@@ -73,14 +73,14 @@ class Capacity:
 def network_capacity(network: Network) -> Capacity:
     """How the units of a network are divided between its tasks."""
     parameters: dict[str, Tensor] = dict(network.backbone.named_parameters())
-    return capacity(network.blueprint, network.owners, parameters)
+    return capacity(network.call_plan, network.owners, parameters)
 
 
-def capacity(blueprint: Blueprint, owners: Owners, parameters: dict[str, Tensor]) -> Capacity:
+def capacity(call_plan: CallPlan, owners: Owners, parameters: dict[str, Tensor]) -> Capacity:
     """Count elements and units by owner; ``parameters`` give the magnitudes of reuse."""
     count = owners.tasks
     state = task_of_unit(owners, count)
-    elements = np.where(owners.outside, 0, blueprint.plan.elements)
+    elements = np.where(owners.outside, 0, call_plan.plan.elements)
     totals = np.bincount(state, weights=elements, minlength=count + 1)
     whole = max(float(totals.sum()), 1.0)
     return Capacity(
@@ -88,16 +88,16 @@ def capacity(blueprint: Blueprint, owners: Owners, parameters: dict[str, Tensor]
         tasks=tuple(float(n) / whole for n in totals[:count]),
         groups=tuple(
             _share(group.name, np.bincount(state[list(group.units)], minlength=count + 1))
-            for group in blueprint.groups
+            for group in call_plan.plan.groups
         ),
-        layers=_layers(blueprint, state, count),
-        reuse=_reuse(blueprint, state, count, parameters),
+        layers=_layers(call_plan, state, count),
+        reuse=_reuse(call_plan, state, count, parameters),
     )
 
 
-def free_share(blueprint: Blueprint, owners: Owners) -> float:
+def free_share(call_plan: CallPlan, owners: Owners) -> float:
     """The part of the backbone's parameter elements that no task uses."""
-    elements = np.where(owners.outside, 0, blueprint.plan.elements)
+    elements = np.where(owners.outside, 0, call_plan.plan.elements)
     used = (owners.task != FREE) | owners.in_training
     return 1 - float(elements[used].sum()) / max(float(elements.sum()), 1.0)
 
@@ -115,9 +115,9 @@ def _share(name: str, counts: np.ndarray) -> Share:
     return Share(name, int(counts.sum()), tuple(tasks), free)
 
 
-def _layers(blueprint: Blueprint, state: np.ndarray, count: int) -> tuple[Share, ...]:
+def _layers(call_plan: CallPlan, state: np.ndarray, count: int) -> tuple[Share, ...]:
     totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(count + 1, np.int64))
-    for name, entry in blueprint.plan.parameters.items():
+    for name, entry in call_plan.plan.parameters.items():
         if entry.head or not entry.used:
             continue
         small = state[array(entry.units)]
@@ -128,7 +128,7 @@ def _layers(blueprint: Blueprint, state: np.ndarray, count: int) -> tuple[Share,
 
 @torch.no_grad()
 def _reuse(
-    blueprint: Blueprint, state: np.ndarray, count: int, parameters: dict[str, Tensor]
+    call_plan: CallPlan, state: np.ndarray, count: int, parameters: dict[str, Tensor]
 ) -> tuple[tuple[float, ...], ...]:
     """Magnitudes of weights by (task of the row, task of the column).
 
@@ -138,7 +138,7 @@ def _reuse(
     total = torch.zeros(count + 1, count + 1, dtype=torch.float64)
     task = torch.from_numpy(state)
     task[0] = count  # the input belongs to nobody
-    for name, entry in blueprint.plan.parameters.items():
+    for name, entry in call_plan.plan.parameters.items():
         for read in entry.reads:
             if entry.head or read.transformed:
                 continue

@@ -48,7 +48,7 @@ def standing(number: int, key: Hashable) -> str:
     except EnforcementError:
         return EAGER
     call = net.calls.known.get(key)
-    if net.check_calls and call is not None and call.blueprint.looks:
+    if net.check_calls and call is not None and call.call_plan.looks:
         return EAGER
     return KNOWN if not net.check_calls or call is net.call else NEW
 

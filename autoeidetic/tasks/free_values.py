@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..enforce.owners import Owners
 from ..enforce.slots import Slot
-from ..plan.blueprint import Blueprint
+from ..plan.call_plan import CallPlan
 from . import initialise
 
 
@@ -23,13 +23,13 @@ class FreeValues:
     """
 
     backbone: nn.Module
-    blueprint: Blueprint
+    call_plan: CallPlan
     owners: Owners
     slots: dict[str, Slot]
 
     def elements(self, name: str) -> Tensor | None:
         """Which elements of a tensor are free (sizes 1 kept); None: the tensor is never changed."""
-        plan = self.blueprint.plan
+        plan = self.call_plan.plan
         if name in plan.parameters:
             entry = plan.parameters[name]
             if entry.head:
@@ -94,7 +94,7 @@ class FreeValues:
         Parameters that a weight is computed from are one instead: a weight norm divides by the
         length of its rows, and ``0 / 0`` is NaN.
         """
-        entries = self.blueprint.plan.parameters
+        entries = self.call_plan.plan.parameters
         divides = {name for name, e in entries.items() if any(r.transformed for r in e.reads)}
         tensors = self.tensors()
         before = {name: tensor.detach().clone() for name, tensor in tensors.items()}

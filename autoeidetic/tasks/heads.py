@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..common.whole_numbers import whole_number
+from ..common.inputs import whole_number
 from ..enforce.guard import Forward, Runtime
 from ..errors import HeadError, Place
-from ..plan.blueprint import ATTACHED, HeadPlan
+from ..plan.call_plan import ATTACHED, HeadPlan
 from ..plan.plan import Plan
 from .initialise import reset
 

@@ -34,7 +34,7 @@ from ..enforce.pass_lock import PassLock, exclusive
 from ..enforce.pins import Pin, Pins
 from ..enforce.slots import Holder, tensor_slots
 from ..errors import AutoeideticError, NonFiniteError, Place, TaskError
-from ..plan.blueprint import Blueprint
+from ..plan.call_plan import CallPlan
 from . import answer, compiled, divergence, forward_hooks, heads, initialise, opening
 from .free_values import FreeValues
 from .protection import Protection, Visible, protection, unguarded
@@ -68,7 +68,7 @@ class Network(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        made: tuple[Blueprint, ...],
+        made: tuple[CallPlan, ...],
         examples: tuple[CallInputs, ...],
         *,
         forward_transfer: bool,
@@ -80,7 +80,7 @@ class Network(nn.Module):
         self.heads = nn.ModuleDict()
         self.pass_lock = PassLock()
         self.pins = Pins(self.pass_lock)
-        self.blueprint = blueprint = made[0]
+        self.call_plan = call_plan = made[0]
         self.examples = examples
         self.check_calls = True
         self.calls = Calls.of(examples, made)
@@ -90,12 +90,12 @@ class Network(nn.Module):
         self.keep_head = keep_head
         self.recycle = recycle
         self.owners = Owners.none(
-            blueprint.plan, blueprint.outside, blueprint.locked, forward_transfer
+            call_plan.plan, call_plan.plan.outside, call_plan.plan.locked, forward_transfer
         )
         self._tasks: list[Task] = []
         self.runtime = Runtime()
         self.spreads = initialise.spreads(model)
-        self.head_templates = heads.templates(model, blueprint.heads)
+        self.head_templates = heads.templates(model, call_plan.heads)
         self.router = None
         self.finite_values = divergence.FiniteValues()
         self.unfit: AutoeideticError | None = None
@@ -129,11 +129,11 @@ class Network(nn.Module):
         """The values of the backbone that no finished task owns."""
         inside = "backbone."
         own = {n.removeprefix(inside): s for n, s in self.slots.items() if n.startswith(inside)}
-        return FreeValues(self.backbone, self.blueprint, self.owners, own)
+        return FreeValues(self.backbone, self.call_plan, self.owners, own)
 
     def trained_tensors(self) -> dict[str, Tensor]:
         """The tensors that training changes; other buffers (masks) may well be infinite."""
-        statistics = {f"backbone.{name}" for name in self.blueprint.plan.buffers}
+        statistics = {f"backbone.{name}" for name in self.call_plan.plan.buffers}
         tensors = {name: home[leaf] for name, (home, leaf) in self.slots.items()}
         return {
             name: tensor
@@ -150,7 +150,7 @@ class Network(nn.Module):
         """Parameters of the model's own output layer that a finished task keeps."""
         if not self.keep_head or not self._tasks or not self._tasks[0].finished:
             return []
-        return [name for head in self.blueprint.heads for name in head.parameters]
+        return [name for head in self.call_plan.heads for name in head.parameters]
 
     def head(self, task: int, layer: str) -> Any:
         """A task's own head in the place of a layer; None when it uses the layer itself."""
@@ -295,10 +295,10 @@ class Network(nn.Module):
     def settle(self, *, freeze: bool) -> None:
         """Derive pins and guards from the owners; ``freeze`` takes present values as frozen."""
         self.slots = tensor_slots(self.backbone, "backbone") | tensor_slots(self.heads, "heads")
-        pins = derive_pins.backbone_pins(self.blueprint, self.owners, self.kept_head_names())
+        pins = derive_pins.backbone_pins(self.call_plan, self.owners, self.kept_head_names())
         prefixed = [replace(pin, name=f"backbone.{pin.name}") for pin in pins]
         prefixed += [Pin(name, Elements(), None) for name in self._finished_heads()]
-        restricted = [f"backbone.{n}" for n in derive_pins.backward_restricted(self.blueprint)]
+        restricted = [f"backbone.{n}" for n in derive_pins.backward_restricted(self.call_plan)]
         self.pins.bind(prefixed, self.slots, restricted, freeze=freeze)
         # frozen tensors keep requires_grad: torch.matmul picks its kernel, and so its bits, by it
         self._ddp_params_and_buffers_to_ignore = self._untrained()
@@ -320,7 +320,7 @@ class Network(nn.Module):
 
     def _untrained(self) -> list[str]:
         """Tensors that take no part in training: other output layers, and frozen values."""
-        names = [f"backbone.{n}" for head in self.blueprint.heads for n in head.parameters]
+        names = [f"backbone.{n}" for head in self.call_plan.heads for n in head.parameters]
         if self.keep_head and self.open_task == 0:
             names = []
         return names + self._finished_heads()

@@ -84,9 +84,9 @@ def _first_met(network: Network, key: Hashable, inputs: CallInputs) -> Call:
 def _analysed_alone(network: Network, inputs: CallInputs) -> Call:
     """Analyse a new call; after a few of its kind, find a rule for all its sizes."""
     call = _analysed(network, inputs)
-    if not call.blueprint.looks and network.calls.should_generalise(inputs):
+    if not call.call_plan.looks and network.calls.should_generalise(inputs):
         with _bare_model(network):
-            sizes = generalised(network.backbone, network.blueprint, inputs)
+            sizes = generalised(network.backbone, network.call_plan, inputs)
         if sizes is not None:
             key = kind(inputs.args, inputs.kwargs)
             network.calls.general.setdefault(key, []).append((sizes, call))
@@ -96,7 +96,7 @@ def _analysed_alone(network: Network, inputs: CallInputs) -> Call:
 def _analysed(network: Network, inputs: CallInputs) -> Call:
     with _bare_model(network):
         examples = _examples_now(network)
-        found = analysed(network.backbone, examples, network.blueprint, inputs)
+        found = analysed(network.backbone, examples, network.call_plan, inputs)
     call = network.calls.one_of(found)
     if inputs.decisions is None:
         key = (signature(inputs.args, inputs.kwargs), *found.decisions)

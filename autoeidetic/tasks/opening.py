@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..common.inputs import whole_number
 from ..common.undisturbed import undisturbed
-from ..common.whole_numbers import whole_number
 from ..enforce.owners import FREE, Owners
 from ..errors import CapacityError, InputError, Place, TaskError
-from ..plan.blueprint import HeadPlan
+from ..plan.call_plan import HeadPlan
 from . import heads
 from .answer import asked_tasks
 from .task import Task
@@ -69,10 +69,10 @@ def _revisited_classes(network: Network, task: Any, num_classes: Any) -> dict[st
 
 def _classes(network: Network, task: int, num_classes: Any) -> dict[str, int]:
     """The number of classes of each head."""
-    sizes = heads.sizes(network.blueprint.heads, num_classes)
+    sizes = heads.sizes(network.call_plan.heads, num_classes)
     if not (network.keep_head and task == 0) or num_classes is None:
         return sizes
-    own = {head.layer: head.size for head in network.blueprint.heads}
+    own = {head.layer: head.size for head in network.call_plan.heads}
     if sizes != own:
         raise InputError(
             f"num_classes={num_classes!r} does not fit the model's own head, which "
@@ -84,7 +84,7 @@ def _classes(network: Network, task: int, num_classes: Any) -> dict[str, int]:
 
 def _check_room(network: Network, owners: Owners) -> None:
     """Raises CapacityError when a group that can be divided has no free unit left."""
-    for group in network.blueprint.groups:
+    for group in network.call_plan.plan.groups:
         units = list(group.units)
         if owners.locked[units].all() or (owners.task[units] == FREE).any():
             continue
@@ -128,14 +128,14 @@ def first_heads(network: Network, task: Task) -> nn.ModuleDict:
     made = new_heads(network, task)
     if task.revisits is not None:
         before = network.answering_task(task.revisits)
-        for head in network.blueprint.heads:
+        for head in network.call_plan.heads:
             heads.take_over(
                 head,
                 made[heads.key(head.layer)],
                 network.head(before, head.layer),
                 network.backbone,
                 lambda units: network.owners.hidden(before, units),
-                network.blueprint.plan,
+                network.call_plan.plan,
             )
     return made
 
@@ -146,7 +146,7 @@ def new_heads(network: Network, task: Task) -> nn.ModuleDict:
     if network.keep_head and task.index == 0:
         return made
     with undisturbed(generators="torch", seed=task.seed):
-        for head in network.blueprint.heads:
+        for head in network.call_plan.heads:
             spread = network.spreads[head.parameters[0]][1] if head.parameters else 0.0
             made[heads.key(head.layer)] = heads.build(
                 head,

@@ -15,7 +15,7 @@ from ..calls.calls import Call
 from ..enforce import derive_guards
 from ..enforce.derive_levels import readable_mask
 from ..enforce.guard import Guard, guard
-from ..plan.blueprint import ATTACHED, HeadPlan
+from ..plan.call_plan import ATTACHED, HeadPlan
 from . import heads
 
 if TYPE_CHECKING:
@@ -41,16 +41,16 @@ def protection(network: Network, call: Call) -> Protection:
 
     owners = call.owners(network.owners)
     found = derive_guards.guards(
-        network.blueprint, network.owners, call.blueprint, owners, network.runtime, device
+        network.call_plan, network.owners, call.call_plan, owners, network.runtime, device
     )
-    looked_at: dict[str | int, Tensor | None] = dict(enumerate(call.blueprint.outputs))
-    looked_at |= {head.layer: head.inputs for head in call.blueprint.heads}
+    looked_at: dict[str | int, Tensor | None] = dict(enumerate(call.call_plan.outputs))
+    looked_at |= {head.layer: head.inputs for head in call.call_plan.heads}
     visible: Visible = {
         (key, task.index): readable_mask(units, task.index, owners, device(""))
         for key, units in looked_at.items()
         for task in network.tasks
     }
-    for head in call.blueprint.heads:
+    for head in call.call_plan.heads:
         if head.leaf is None and head.layer != ATTACHED and network.tasks:
             found[head.holder] = Guard(head.holder, whole=_head_slot(network, head, visible))
     return Protection(found, visible)

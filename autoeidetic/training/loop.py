@@ -313,7 +313,7 @@ class Loop:
             loss=loss,
             accuracy=accuracy,
             pruned=self._pruned(),
-            free=free_share(self.net.blueprint, self.net.owners),
+            free=free_share(self.net.call_plan, self.net.owners),
             lr=float(self.optimizer.param_groups[0]["lr"]),
             seconds=perf_counter() - self._started,
         )
@@ -339,7 +339,7 @@ class Loop:
             accuracy=now.accuracy,
             rounds=now.round,
             pruned=self._pruned(),
-            free=free_share(self.net.blueprint, self.net.owners),
+            free=free_share(self.net.call_plan, self.net.owners),
             reason=now.reason,
         )
 

@@ -58,7 +58,7 @@ def _head_parameters(net: Network) -> dict[str, nn.Parameter]:
     """Parameters of the open task's head, by their names in the network."""
     # With keep_head, task 0 trains the model's own output layer, which lies in the backbone.
     if net.keep_head and net.open_task == 0:
-        names = [name for head in net.blueprint.heads for name in head.parameters]
+        names = [name for head in net.call_plan.heads for name in head.parameters]
         return {f"backbone.{name}": net.backbone.get_parameter(name) for name in names}
     own = f"heads.{net.open_task}"
     return dict(net.heads[str(net.open_task)].named_parameters(prefix=own))

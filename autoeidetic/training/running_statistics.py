@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from ..common import distributed
 from ..common.batches import call, divided, to_device
-from ..common.inputs import check_loader
+from ..common.inputs import check_loader, whole_number
 from ..common.undisturbed import undisturbed
-from ..common.whole_numbers import whole_number
 from ..enforce.guard import Runtime
 from ..errors import InputError, NonFiniteError, Place, TaskError
 from ..tasks.network import Network
@@ -119,11 +118,13 @@ def _lagging(net: Network) -> list[_Norm]:
     """
     free = net.free
     found: dict[str, _Norm] = {}
-    names = {name: free.elements(name) for name in net.blueprint.plan.buffers}
+    names = {name: free.elements(name) for name in net.call_plan.plan.buffers}
     names = {name: mask for name, mask in names.items() if mask is not None and bool(mask.any())}
     # Statistics that belong to no unit are frozen as a whole when the first task is finished.
     if not any(task.finished for task in net.tasks):
-        names |= dict.fromkeys(name for name in net.blueprint.constants if _is_running(net, name))
+        names |= dict.fromkeys(
+            name for name in net.call_plan.plan.constants if _is_running(net, name)
+        )
     for name, mask in names.items():
         path, _, leaf = name.rpartition(".")
         module = net.backbone.get_submodule(path)

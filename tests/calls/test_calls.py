@@ -271,7 +271,7 @@ def test_several_examples_show_all_paths(name: str) -> None:
     make, example, other, _ = REFUSED[name]
     net = shown(make(), [example, other])
     keeps(net, other, example, other)
-    assert not net.blueprint.plan.unreached.any()
+    assert not net.call_plan.plan.unreached.any()
 
 
 #: A model, its example, and other calls that are to be answered.
@@ -322,7 +322,7 @@ def test_copies_know_the_same_calls(
     net = shown(make(), example).eval()
     said = [answers(net, inputs, 0) for inputs in others]
     again = copied(net)
-    monkeypatch.setattr(calls, "analyze", None)  # nothing is analysed any more
+    monkeypatch.setattr(calls, "run_analysis", None)  # nothing is analysed any more
     assert all(same(s, answers(again, i, 0)) for s, i in zip(said, others, strict=True))
 
 
@@ -403,13 +403,13 @@ class Counted:
     """How many analyses there were."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count, analyze = 0, calls.analyze
+        self.count, run_analysis = 0, calls.run_analysis
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             self.count += 1
-            return analyze(*args, **kwargs)
+            return run_analysis(*args, **kwargs)
 
-        monkeypatch.setattr(calls, "analyze", counted)
+        monkeypatch.setattr(calls, "run_analysis", counted)
 
 
 def test_many_lengths_are_few_analyses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,7 +239,7 @@ def test_the_task_is_named(name: str, digest: str, saved: Path) -> None:
 
 def test_a_later_task_that_builds_on_what_was_changed_is_not_accused(saved: Path) -> None:
     owners = archive.read(saved)[1]["owners"]
-    first = learned().blueprint.plan.parameters["0.bias"].units
+    first = learned().call_plan.plan.parameters["0.bias"].units
     mine = (owners[first] == 0).nonzero().reshape(-1)
     edit(saved, lambda _, tensors: tensors["backbone.0.bias"].index_fill_(0, mine, 3.0))
     report = audit(saved)

@@ -510,7 +510,7 @@ def test_ownership_adds_up(net: autoeidetic.EideticNet) -> None:
     used = net.owners.levels[1:] < 3
     for group in drawing.groups:
         owned = drawing.ownership["groups"][group.id]
-        classes = next(g.units for g in net.blueprint.groups if g.name == group.name)
+        classes = next(g.units for g in net.call_plan.plan.groups if g.name == group.name)
         assert sum(owned) == int(used[[c - 1 for c in classes]].sum())
         assert 0 < sum(owned) < group.size
     for layer, owned in drawing.ownership["layers"].items():

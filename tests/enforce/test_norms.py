@@ -159,7 +159,7 @@ def test_disjoint_life(name: str) -> None:
 
 def levels_of(net: autoeidetic.EideticNet, name: str) -> Tensor:
     """The task of each row of a parameter: owned, or in training."""
-    owner = net.blueprint.plan.parameters[name].units
+    owner = net.call_plan.plan.parameters[name].units
     return torch.from_numpy(net.owners.levels)[owner.flatten(1)[:, 0] if owner.dim() > 1 else owner]
 
 

@@ -47,7 +47,7 @@ def life() -> lives.Life:
 
 def pinned(net: EideticNet) -> dict[str, Tensor]:
     """Which elements of each parameter are pinned, counted from the owners, not from the pins."""
-    plan, owners = net.blueprint.plan, net.owners
+    plan, owners = net.call_plan.plan, net.owners
     level = torch.from_numpy(owners.levels)
     task = torch.from_numpy(owners.task.astype("int64"))
     result = {}

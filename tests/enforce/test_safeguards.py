@@ -23,7 +23,7 @@ from autoeidetic.enforce.owners import Owners
 from autoeidetic.enforce.pins import Pins
 from autoeidetic.enforce.treatments import ComputedWeight, LevelNorms, RunningStatistics
 from autoeidetic.errors import EnforcementError
-from autoeidetic.plan import blueprint
+from autoeidetic.plan import plan as plan_module
 from autoeidetic.plan.plan import Plan
 from autoeidetic.tasks import heads
 from autoeidetic.tasks.pruning import choose
@@ -129,7 +129,7 @@ def blind_heads(patch: Patch) -> None:
 
 def constants_loose(patch: Patch) -> None:
     """Buffers that follow no channel are not frozen."""
-    patch.setattr(blueprint, "_constants", lambda capture, plan: ())
+    patch.setattr(plan_module, "_constants", lambda capture, buffers: ())
 
 
 #: A safeguard that is removed, and models on which that must show.

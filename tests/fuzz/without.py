@@ -108,7 +108,7 @@ def _unchecked_outputs(patch: Patch) -> None:
     part = answer.part_of_task
 
     def as_it_is(net: Network, output: Any, position: int, asked: Any) -> Any:
-        if len(pytree.tree_leaves(output)) != len(net.call.blueprint.outputs):
+        if len(pytree.tree_leaves(output)) != len(net.call.call_plan.outputs):
             return output
         return part(net, output, position, asked)
 

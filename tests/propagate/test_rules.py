@@ -23,7 +23,7 @@ from zoo import ZOO
 
 import autoeidetic
 from autoeidetic.capture.aliases import Aliases
-from autoeidetic.couple import couple, nesting
+from autoeidetic.couple import nesting, units
 from autoeidetic.errors import AutoeideticError, UnhandledOperatorWarning
 from autoeidetic.propagate.algebra import Algebra
 from autoeidetic.propagate.channels import Channels
@@ -325,7 +325,7 @@ def every_module_is_closed(patch: Patch) -> None:
 @mutation("functional_layer_norm_root")
 def soft_edges_always_dropped(patch: Patch) -> None:
     sites = set(range(1000))
-    replaced(patch, couple, "_raw_edges", lambda old, propagation, nested: old(propagation, sites))
+    replaced(patch, units, "_raw_edges", lambda old, propagation, nested: old(propagation, sites))
 
 
 @mutation("mutated_view", "set_slice", "storage_write-two_channels")

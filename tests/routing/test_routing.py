@@ -235,7 +235,7 @@ def test_mahalanobis(labels: bool, digits: Digits) -> None:
     net = digits.net()
     pairs = digits.loaders() if labels else [[x for x, _ in loader] for loader in digits.loaders()]
     net.train_router(pairs, by="mahalanobis", progress=False)
-    levels = net.owners.levels[net.blueprint.heads[0].inputs[0].numpy()]
+    levels = net.owners.levels[net.call_plan.heads[0].inputs[0].numpy()]
     few = digits.x[::9]
     expected = np.zeros((len(few), 4))
     for task, (x, y) in enumerate(digits.train):
@@ -261,7 +261,7 @@ def test_learned_scores(digits: Digits, routed: dict[str, EideticNet]) -> None:
     net = routed["learned"]
     assert net.router is not None
     part = {name: value.double().numpy() for name, value in net.router.named_buffers()}
-    levels = net.owners.levels[net.blueprint.heads[0].inputs[0].numpy()]
+    levels = net.owners.levels[net.call_plan.heads[0].inputs[0].numpy()]
     rows = (hidden(net, digits.x)[:, levels <= 3] - part["mean"]) * part["scale"]
     inner = np.maximum(rows @ part["weight_in"].T + part["bias_in"], 0)
     expected = inner @ part["weight_out"].T + part["bias_out"]
@@ -362,7 +362,7 @@ def test_training_a_router_touches_nothing_else(digits: Digits) -> None:
 def test_the_features_are_those_of_finished_tasks(digits: Digits) -> None:
     net = digits.net()
     net.prepare_for_task(4)
-    levels = net.owners.levels[net.blueprint.heads[0].inputs[0].numpy()]
+    levels = net.owners.levels[net.call_plan.heads[0].inputs[0].numpy()]
     with undisturbed(net, evaluate=True, gradients=False):
         seen = observe(net, view(net, 4), (digits.x,), {})
     assert seen.features.shape[1] == (levels <= 3).sum() < len(levels)

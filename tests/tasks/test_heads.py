@@ -508,7 +508,7 @@ def test_t5() -> None:
     net = autoeidetic.convert(transformers.T5Model(config), inputs)
     net.prepare_for_task(0, num_classes=3)
     names = list(net.backbone(**inputs))
-    assert names[net.blueprint.heads[0].reads] == "last_hidden_state"
+    assert names[net.call_plan.heads[0].reads] == "last_hidden_state"
     other = {**inputs, "decoder_input_ids": ids + 1}
     with torch.no_grad():
         assert not torch.equal(net.eval()(**inputs), net(**other)), "it reads the encoder only"
@@ -560,7 +560,7 @@ class Returned(Base):
 )
 def test_the_deepest_output_is_read(names: tuple[str, ...], read: int) -> None:
     net = autoeidetic.convert(Returned(*names), X)
-    assert net.blueprint.heads[0].reads == read
+    assert net.call_plan.heads[0].reads == read
     lives.live(Returned(*names), X)
 
 
@@ -585,7 +585,7 @@ def test_kept_head(model: type[nn.Module]) -> None:
         expected = lives.tensors(plain(X))
     life.net.prepare_for_task(0)
     assert lives.same(lives.answers(life.net, X, 0), expected)
-    own = life.net.blueprint.heads[0].parameters[0]
+    own = life.net.call_plan.heads[0].parameters[0]
     before = life.net.backbone.get_parameter(own).detach().clone()
     life.train(lives.adamw(life.net))
     assert not torch.equal(life.net.backbone.get_parameter(own), before), "it does not learn"
@@ -616,7 +616,7 @@ def test_head_reads_only_what_its_task_may_see() -> None:
     for task in (0, 1):
         net.zero_grad()
         features = life.net.heads[str(task)]["head"].weight
-        visible = torch.from_numpy(net.owners.levels)[net.blueprint.heads[0].inputs[0]] <= task
+        visible = torch.from_numpy(net.owners.levels)[net.call_plan.heads[0].inputs[0]] <= task
         assert not visible.all()
         with torch.no_grad():
             value = net.eval()(X, task=task)

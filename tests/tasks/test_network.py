@@ -73,7 +73,7 @@ def life() -> lives.Life:
 
 def tasks_of(net: EideticNet, name: str) -> Tensor:
     """The task that owns each element of a parameter of the backbone; -1: none."""
-    owner = net.blueprint.plan.parameters[name].units
+    owner = net.call_plan.plan.parameters[name].units
     return torch.from_numpy(net.owners.task.astype(np.int64))[owner]
 
 
@@ -87,7 +87,7 @@ def scramble_owned(net: EideticNet, task: int) -> int:
     for pin, slot in zip(net.pins._pins, net.pins._slots, strict=True):
         name = pin.name.removeprefix("backbone.")
         tensor = slot[0][slot[1]]
-        plan = net.blueprint.plan
+        plan = net.call_plan.plan
         if name in plan.parameters:
             owner = plan.parameters[name].units
         elif name in plan.buffers:
@@ -178,7 +178,7 @@ def test_preparing_leaves_the_generator_predictable(recycle: str) -> None:
 
 def counted(net: EideticNet) -> tuple[list[float], float]:
     """Shares of tasks and free share, element by element."""
-    owners, plan = net.owners, net.blueprint.plan
+    owners, plan = net.owners, net.call_plan.plan
     user = owners.task.astype(np.int64).copy()
     if owners.open_task is not None:
         user[(user < 0) & ~owners.pruned] = owners.open_task
@@ -224,7 +224,7 @@ def test_capacity_counts_elements(name: str) -> None:
 def test_capacity_by_group_and_layer(life: lives.Life) -> None:
     net = life.net
     report = net.capacity()
-    for group, share in zip(net.blueprint.groups, report.groups, strict=True):
+    for group, share in zip(net.call_plan.plan.groups, report.groups, strict=True):
         tasks = net.owners.task[list(group.units)]
         assert share.name == group.name
         assert share.size == group.size
@@ -246,7 +246,7 @@ def test_reuse() -> None:
     total = torch.zeros(3, 4)
     level = torch.from_numpy(net.owners.levels)
     for name in ("conv.weight", "fc.weight"):
-        entry = net.blueprint.plan.parameters[name]
+        entry = net.call_plan.plan.parameters[name]
         rows, columns = level[entry.units], level[entry.reads[0].columns]
         weight = net.backbone.get_parameter(name).detach().abs()
         for row in range(3):
@@ -275,7 +275,7 @@ def test_prune(name: str, fraction: float, by: str) -> None:
     """Closed under requires, nothing owned is touched, no group is emptied, twice is no less."""
     life = lives.Life(*ZOO[name]())
     net = life.net
-    requires = net.blueprint.plan.requires
+    requires = net.call_plan.plan.requires
     for _ in range(2):
         life.prepare()
         owned = net.owners.task.copy()
@@ -289,8 +289,8 @@ def test_prune(name: str, fraction: float, by: str) -> None:
             kept = owners.in_training | (owners.task >= 0)
             for source, needed in requires:
                 if kept[source] and not owners.outside[needed]:
-                    assert kept[needed] or net.blueprint.plan.elements[needed] == 0
-            for group in net.blueprint.groups:
+                    assert kept[needed] or net.call_plan.plan.elements[needed] == 0
+            for group in net.call_plan.plan.groups:
                 assert kept[list(group.units)].any(), group.name
             assert not (owners.pruned & owners.locked).any()
         life.finish()
@@ -303,7 +303,7 @@ def test_prune_takes_the_lowest_of_each_group() -> None:
     net.prepare_for_task(0, num_classes=3)
     weight = {n: p.detach().clone() for n, p in net.backbone.named_parameters()}
     net.prune(0.5, by="l2")
-    for name, entry in net.blueprint.plan.parameters.items():
+    for name, entry in net.call_plan.plan.parameters.items():
         if entry.head or not name.endswith("weight"):
             continue
         rows = entry.units[:, 0]
@@ -325,7 +325,7 @@ def test_pruned_units_vanish() -> None:
     after = lives.answers(life.net, X, 0)
     assert not lives.same(before, after)
     with torch.no_grad():
-        for name, entry in life.net.blueprint.plan.parameters.items():
+        for name, entry in life.net.call_plan.plan.parameters.items():
             if not entry.head:
                 mask = torch.from_numpy(life.net.owners.pruned)[entry.units]
                 p = life.net.backbone.get_parameter(name)

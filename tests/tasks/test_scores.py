@@ -38,7 +38,7 @@ def loss(net: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 def units(net: autoeidetic.EideticNet, layer: int) -> list[int]:
     """The classes of a layer's rows."""
-    return net.blueprint.plan.parameters[f"{2 * layer}.bias"].units.tolist()
+    return net.call_plan.plan.parameters[f"{2 * layer}.bias"].units.tolist()
 
 
 @pytest.mark.parametrize("by", ["l1", "l2"])
@@ -100,10 +100,10 @@ def pruned(
     net: autoeidetic.EideticNet, scores: Any, fraction: float, over_network: float
 ) -> list[int]:
     """How many units each layer gives up."""
-    vector = np.zeros(net.blueprint.plan.units + 1)
+    vector = np.zeros(net.call_plan.plan.units + 1)
     for layer, values in enumerate(scores):
         vector[units(net, layer)] = values
-    chosen = choose(net.blueprint, net.owners, vector, fraction, over_network=over_network)
+    chosen = choose(net.call_plan, net.owners, vector, fraction, over_network=over_network)
     for layer, values in enumerate(scores):
         own = np.asarray(units(net, layer))
         gone = chosen[own]
@@ -176,7 +176,7 @@ def test_since_start_adds_up() -> None:
 def test_own_score_per_class_and_per_element() -> None:
     @autoeidetic.score("test-last")
     def last(net: Any, data: Any) -> Any:
-        return np.arange(net.blueprint.plan.units + 1, dtype=float)
+        return np.arange(net.call_plan.plan.units + 1, dtype=float)
 
     net = network(6, 6)
     net.prune(0.5, by="test-last")

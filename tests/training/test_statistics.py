@@ -163,7 +163,7 @@ def test_plain_averages_and_frozen_ones_stay(name: str) -> None:
         expected = averages(calls, before, norm)
         owned = torch.zeros(8, dtype=torch.bool)
         if task:
-            owned = net.owners.owned(net.blueprint.plan.buffers[_name(net, norm)])
+            owned = net.owners.owned(net.call_plan.plan.buffers[_name(net, norm)])
             assert 0 < int(owned.sum()) < 8
         for now, then, right in zip(
             (norm.running_mean, norm.running_var), old, expected, strict=True
@@ -224,7 +224,7 @@ def test_in_a_module_that_is_run_level_by_level() -> None:
     net.refresh_statistics([(part, None) for part in x.split(10)])
     norm: Any = net.backbone[1].norm  # type: ignore[index,union-attr]
     mean, _ = averages(list(x.split(10)), net.backbone[0], norm)  # type: ignore[index]
-    free = ~net.owners.owned(net.blueprint.plan.buffers["1.norm.running_mean"])
+    free = ~net.owners.owned(net.call_plan.plan.buffers["1.norm.running_mean"])
     torch.testing.assert_close(norm.running_mean[free], mean[free], rtol=1e-4, atol=1e-5)
     assert lives.same(lives.answers(net, x, 0), said)
 

@@ -19,7 +19,7 @@ import autoeidetic
 from ...capture.capture import capture
 from ...common.inputs import call_inputs
 from ...enforce.owners import Owners
-from ...plan.blueprint import blueprints
+from ...plan.call_plan import call_plans
 from ...proof.rehearse import rehearse
 from ...propagate.values import core
 from ...tasks.capacity import free_share
@@ -166,10 +166,10 @@ def _parameters(model: nn.Module) -> int:
 def _capacity(model: nn.Module, deps: Any) -> Record:
     """The capacity left by a task that keeps half of every group, computed from the plan alone."""
     try:
-        plan = blueprints(model, deps)[0]
+        plan = call_plans(model, deps.analysis)[0]
     except autoeidetic.errors.HeadError as error:
         return {"free_after_half": None, "head_error": error_line(error)}
-    owners = Owners.none(plan.plan, plan.outside, plan.locked, True).opened(0)
+    owners = Owners.none(plan.plan, plan.plan.outside, plan.plan.locked, True).opened(0)
     equal_scores = np.ones(plan.plan.units + 1)  # there are no weights to score by
     kept = owners.pruning(choose(plan, owners, equal_scores, 0.5)).finished()
     return {"free_after_half": free_share(plan, kept)}

@@ -1,4 +1,8 @@
-"""Attention: queries and keys of a head are mixed into its pattern, which the values require."""
+"""Attention: queries and keys of a head are mixed into its pattern, which the values require.
+
+query (.., n, d)  key (.., m, d)     pattern (.., n, m): one derived channel for each head
+value (.., m, e)                     result  (.., n, e): channel e of the value requires it
+"""
 
 from __future__ import annotations
 
@@ -12,19 +16,20 @@ from .registry import aten, rule, side_results
 def attend(
     algebra: Algebra, query: Value, key: Value, value: Value, bias: Value | None, shape: Any
 ) -> Value:
+    """softmax(query @ key^T + bias) @ value, for tags."""
     turned = algebra.move(key, lambda t: t.transpose(-1, -2))
     q, k = algebra.contract(query, turned, -1, -2)
     size = (*shape[:-1], key.shape[-2])
     pattern = Value(size, algebra.combine(_lead(q, size), _lead(k, size), size))
     if bias is not None:
         pattern = algebra.pointwise(pattern, bias, shape=size)
-    pattern = algebra.mix(pattern, [-1])
+    pattern = algebra.mix(pattern, [-1])  # the softmax over keys
     p, v = algebra.contract(pattern, value, -1, -2)
     return Value(tuple(shape), algebra.combine(_lead(p, shape), _lead(v, shape), shape))
 
 
 def _lead(tags: Any, shape: Any) -> Any:
-    """Room for the batch dimensions of the result."""
+    """Tags expanded along the batch dimensions of the result."""
     return tags.expand(*shape[:-2], *tags.shape[-2:])
 
 

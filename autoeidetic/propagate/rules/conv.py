@@ -1,4 +1,11 @@
-"""Convolutions: dense, grouped, depthwise, transposed, and those that run over channels."""
+"""Convolutions: dense, grouped, depthwise, transposed, and those that run over channels.
+
+dense        weight (out, in, k..)            row o reads every input channel
+grouped      weight (out, in / groups, k..)   row o reads the inputs of its group
+depthwise    weight (out, 1, k..)             row c reads input c alone and joins its unit
+transposed   weight (in, out / groups, k..)   rows lie along the second dimension
+channels along space                          one kernel serves all channels alike
+"""
 
 from __future__ import annotations
 
@@ -62,6 +69,7 @@ def convolution(
 def _conv(
     algebra: Algebra, x: Value, weight: Value, groups: int, transposed: bool, padding: Any
 ) -> Value:
+    """The result without its bias."""
     tags = algebra.tags(x)
     depthwise = tags.shape[1] == groups > 1
     if not depthwise and algebra.is_shared(tags, [1]):
@@ -69,7 +77,7 @@ def _conv(
     outputs = algebra.shape[1] // groups
     if depthwise and weight.parameter is not None:
         return _depthwise(algebra, tags, weight, outputs)
-    seen = algebra.columns(tags, [1]).reshape(groups, -1)
+    seen = algebra.columns(tags, [1]).reshape(groups, -1)  # (groups, inputs of a group)
     inputs = seen.shape[1]
     weight = algebra.as_weight(weight)
     if weight.parameter is None and weight.tags is not None:
@@ -83,7 +91,7 @@ def _conv(
         channels = algebra.own_rows(weight, [0]).reshape(-1)
         columns = seen.repeat_interleave(outputs, 0) if groups > 1 else seen
         columns = columns.view(-1, inputs, *[1] * len(kernel))
-    if not algebra.read(weight, columns):
+    if not algebra.read(weight, columns):  # no weight to zero: rows require their inputs
         mixed = algebra.reduce_tags(seen, [1], "hard").expand(groups, outputs).reshape(-1)
         channels = algebra.combine(channels, mixed, channels.shape)
     return algebra.result(_along_channels(algebra, channels))
@@ -121,6 +129,7 @@ def _depthwise(algebra: Algebra, tags: Tensor, weight: Value, multiplier: int) -
     flat_space = [1] * len(kernel_dims)
     inputs = Value(tuple(tags.shape), compress(tags))
     if set(varies(inputs.tags)) <= {1} and weight.tags is None:  # type: ignore[arg-type]
+        # one channel per row: the weight adopts the channels of its inputs, element by element
         rows = algebra.tags(inputs)[0].reshape(weight.shape[0], weight.shape[1], *flat_space)
         met = Value(weight.shape, rows.expand(weight.shape))
         rows = algebra.tags(algebra.pointwise(met, weight, shape=weight.shape))
@@ -153,9 +162,11 @@ def _over_channels(algebra: Algebra, tags: Tensor, weight: Value, padding: Any) 
         and not any([padding] if isinstance(padding, int) else padding)
         and tuple(tags.shape[2:]) == tuple(algebra.shape[2:])
     )
+    # a kernel of size 1 without padding leaves every position to itself
     tags = algebra.reduce_tags(tags, sorted(space if not in_place else space - moving), "soft")
     return shared(algebra, tags, [1], weight)
 
 
 def _along_channels(algebra: Algebra, channels: Tensor) -> Tensor:
+    """A vector of channels along dimension 1 of the result."""
     return channels.view(1, -1, *[1] * (len(algebra.shape) - 2))

@@ -1,4 +1,8 @@
-"""Indexing. A known index moves tags; an unknown one may pick anything along its dimension."""
+"""Indexing. A known index moves tags; an unknown one may pick anything along its dimension.
+
+An index is known when it is a constant of the model. One that is computed from activations is an
+operand, too: the result requires the channels that it was computed from.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,13 @@ def _known(index: Value | None) -> bool:
 
 
 def _unknown_channels(algebra: Algebra, indices: list[Any]) -> Tensor | None:
-    """The index is an operand too: one tag for all the channels that computed it."""
+    """One tag for all the channels that the indices were computed from; None: constants only."""
     values = [i for i in indices if isinstance(i, Value) and not i.is_constant]
     return algebra.mix_everything(values) if values else None
 
 
 def _require(algebra: Algebra, value: Value, channels: Tensor | None) -> Value:
+    """The value, every channel of which requires the given one."""
     if channels is None:
         return value
     return Value(value.shape, algebra.combine(algebra.tags(value), channels, value.shape))
@@ -36,6 +41,8 @@ def index(algebra: Algebra, x: Value, indices: list[Value | None]) -> Value:
     masks = _masks(algebra)
     if any(masks):  # which elements come out depends on the mask, and so does how many
         return algebra.result(algebra.mix_everything([x, *indices]))
+    # anything along the indexed dimensions may come out: mix them, then index at position 0,
+    # which gives the result its shape
     dims = _indexed_dims(indices, masks)
     mixed = _spread(algebra, algebra.reduce(x, dims, keepdim=True), x.shape)
     anywhere = [None if i is None else _first_everywhere(i.shape) for i in indices]
@@ -46,7 +53,7 @@ def index(algebra: Algebra, x: Value, indices: list[Value | None]) -> Value:
 
 
 def _first_everywhere(shape: tuple[int, ...]) -> Tensor:
-    """An index of the first position; at least one, for with other inputs there may be some."""
+    """An index of zeros, at least one: with other inputs an empty index has entries."""
     return torch.zeros([n or 1 for n in shape], dtype=torch.int64)
 
 
@@ -57,6 +64,7 @@ def _masks(algebra: Algebra) -> list[bool]:
 
 
 def _indexed_dims(indices: list[Value | None], masks: list[bool]) -> list[int]:
+    """The dimensions that are indexed; a mask covers as many as it has."""
     dims: list[int] = []
     position = 0
     for i, is_mask in zip(indices, masks, strict=True):
@@ -122,7 +130,7 @@ def embedding_bag(
     )
 )
 def scatter(algebra: Algebra, into: Value, *args: Any, **_: Any) -> Value:
-    """Something is written somewhere: where a known index says, or anywhere along a dimension."""
+    """Values are written where a known index says, or anywhere along a dimension."""
     values = [a for a in args if isinstance(a, Value)]
     lists = [a for a in args if isinstance(a, (list, tuple))]
     indices = [i for group in lists for i in group if isinstance(i, Value)]
@@ -158,6 +166,7 @@ def _write_at(algebra: Algebra, into: Value, indices: Any, values: list[Value]) 
     )
 )
 def data_dependent(algebra: Algebra, *args: Any, **_: Any) -> Any:
+    """The number of elements, or a Python value, depends on the data: everything is mixed."""
     tags = algebra.mix_everything(args)
     if "shape" in algebra.node.meta:
         return algebra.result(tags.expand(algebra.shape))

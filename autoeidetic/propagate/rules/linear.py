@@ -1,4 +1,12 @@
-"""Matrix products. A product with a parameter is a layer; one between activations mixes."""
+"""Matrix products. A product with a parameter is a layer; one between activations mixes.
+
+layer      x (.., in) @ weight (out, in)   one channel per row; a zero in the weight keeps an
+                                           input channel out of an output channel
+shared     the channels of x lie along     the weight serves all channels alike: it is one
+           another dimension               channel, and they all require it
+product    activations only                no weight to zero: each result requires the
+                                           channels of the contracted dimension
+"""
 
 from __future__ import annotations
 
@@ -22,6 +30,7 @@ def shared(algebra: Algebra, tags: Tensor, contracted: list[int], weight: Value)
 
 @rule(*aten("linear"))
 def linear(algebra: Algebra, x: Value, weight: Value, bias: Value | None = None) -> Value:
+    """A layer: one channel for each row of the weight."""
     if len(weight.shape) == 1:
         result = matmul(algebra, x, weight)
         return result if bias is None else algebra.pointwise(result, bias)
@@ -34,6 +43,7 @@ def linear(algebra: Algebra, x: Value, weight: Value, bias: Value | None = None)
 
 
 def _layer(algebra: Algebra, x: Value, weight: Value) -> Value:
+    """x (.., in), weight (out, in): ``seen`` has ``in`` channels, the result ``out``."""
     algebra.own_channels(x, -1)
     tags = algebra.tags(x)
     last = tags.dim() - 1
@@ -48,6 +58,7 @@ def _layer(algebra: Algebra, x: Value, weight: Value) -> Value:
 
 
 def biased(algebra: Algebra, result: Value, bias: Value | None, dim: int) -> Value:
+    """Add a layer's bias, which takes the channels of the result along ``dim``."""
     if bias is None:
         return result
     algebra.role(bias, "bias")
@@ -77,6 +88,7 @@ def matmul(algebra: Algebra, left: Value, right: Value) -> Value:
 
 
 def _full_shape(left: Value, right: Value) -> tuple[int, ...]:
+    """(batch.., n, k) times (batch.., k, m) is (batch.., n, m), batch dimensions broadcast."""
     lead, other = left.shape[:-2], right.shape[:-2]
     rank = max(len(lead), len(other))
     lead = (1,) * (rank - len(lead)) + lead
@@ -127,7 +139,7 @@ def _with_weight(
 
 
 def _repeats(weight: Value) -> bool:
-    """Was the parameter looked up by an index, so that elements stand in several places?"""
+    """Was the parameter looked up by an index, so that an element occurs in several places?"""
     view = weight.parameter
     return view is not None and math.prod(weight.shape) > math.prod(view.shape)
 

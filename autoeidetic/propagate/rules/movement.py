@@ -33,9 +33,9 @@ def same_operator(algebra: Algebra, x: Value, *args: Any, **kwargs: Any) -> Valu
 
 
 def _move(algebra: Algebra, x: Value, function: Callable[[Tensor], Tensor]) -> Value:
-    """Move tags; those of an empty value as if there were one position where it has none.
+    """Move tags; an empty value is moved as if it had one position along its empty dimensions.
 
-    What an expert without tokens would compute from them must not get lost.
+    Otherwise the channels of an expert that gets no tokens would be lost.
     """
     if 0 not in x.shape or x.tags is None:
         return algebra.move(x, function)
@@ -78,12 +78,13 @@ def reshape(algebra: Algebra, x: Value, *_: Any) -> Value:
     shape = algebra.shape
     if math.prod(shape) != math.prod(x.shape):  # a view as another dtype
         return algebra.result(algebra.tags(algebra.reduce(x, [-1], keepdim=True)))
-    filled = [n or 1 for n in shape]
+    filled = [n or 1 for n in shape]  # empty dimensions as one position, see _move
     return _move(algebra, x, lambda t: t.reshape(filled if t.numel() else shape))
 
 
 @rule(*aten(_SPLITS))
 def split(algebra: Algebra, x: Value, *args: Any, **kwargs: Any) -> list[Value]:
+    """Run the operator once for each part."""
     operator: Any = algebra.node.target
     count = len(operator(torch.empty(x.shape, device="meta"), *args, **kwargs))
     return [
@@ -98,22 +99,22 @@ def pad(algebra: Algebra, x: Value, padding: list[int], *args: Any, **kwargs: An
     tags = algebra.tags(x)
     rank = tags.dim()
     padded = {rank - 1 - i // 2 for i, n in enumerate(padding) if n}
-    if not padded & set(
-        varies(tags)
-    ):  # a constant and a channel side by side: the channel covers both
+    if not padded & set(varies(tags)):
+        # a constant and a channel side by side: the channel covers both, and the tags stay small
         return Value(algebra.shape, narrow(tags, padded).expand(algebra.shape))
     return algebra.result(compress(torch.nn.functional.pad(tags, padding)))
 
 
 @rule(*aten("cat"))
 def cat(algebra: Algebra, values: list[Value], dim: int = 0) -> Value:
+    """Tags side by side; an empty value is combined with the others: it may have elements."""
     rank = len(algebra.shape)
     dim = dim % rank
     values = [v for v in values if len(v.shape) == rank]  # one without a shape adds nothing
     filled = [v for v in values if v.shape[dim]]
     result = _side_by_side(algebra, filled, dim) if filled else algebra.constant()
     for value in values:
-        if not value.shape[dim]:  # with other inputs its elements stand where others do now
+        if not value.shape[dim]:  # with other inputs its elements take the place of others
             side = narrow(algebra.tags(value), {dim})
             result = algebra.result(algebra.combine(algebra.tags(result), side))
     return result
@@ -128,7 +129,7 @@ def stack(algebra: Algebra, values: list[Value], dim: int = 0) -> Value:
 
 
 def _side_by_side(algebra: Algebra, values: list[Value], dim: int) -> Value:
-    """Concatenate; a free parameter (a unit token) takes the channels of its neighbours."""
+    """Concatenate; a free parameter (a class token) takes the channels of its neighbours."""
     known = [v for v in values if v.tags is not None and v.parameter is None]
     neighbour = next((v for v in known if not v.is_constant and dim not in varies(v.tags)), None)  # type: ignore[arg-type]
     if neighbour is not None:
@@ -138,6 +139,7 @@ def _side_by_side(algebra: Algebra, values: list[Value], dim: int) -> Value:
                 algebra.pointwise(
                     value, Value(value.shape, side.expand(value.shape)), shape=value.shape
                 )
+    # concatenate the small tensors, without dimensions in which none of them varies
     tags = [algebra.tags(v) for v in values]
     moving = {d for t in tags for d in varies(t)}
     compact = [narrow(t, set(range(t.dim())) - moving - {dim}) for t in tags]

@@ -1,4 +1,11 @@
-"""Normalisation: statistics over space stay in a channel, statistics over channels mix them."""
+"""Normalisation: statistics over space stay in a channel, statistics over channels mix them.
+
+    batch norm   (batch, CHANNELS, h, w)     statistics per channel: nothing is mixed
+    group norm   (batch, groups, c, h, w)    statistics over c, h, w: c channels are mixed
+    layer norm   (batch, tokens, CHANNELS)   statistics over all channels: all are mixed
+
+Mixing by a norm is ``soft``: a module around it that is evaluated level by level undoes it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +17,7 @@ from .registry import arguments, aten, part_like, rule
 
 
 def _affine(algebra: Algebra, x: Value, dim: int, *parameters: Value | None) -> Value:
+    """Weight and bias of a norm, one element per channel along ``dim``."""
     for parameter in parameters:
         if parameter is not None:
             algebra.role(parameter, "norm")
@@ -79,6 +87,7 @@ def layer_norm(
     bias: Value | None = None,
     *_: Any,
 ) -> Value:
+    """Statistics over the last dimensions mix their channels."""
     rank = len(normalized_shape)
     x = algebra.mix(x, range(-rank, 0), "soft")
     return _affine_block(algebra, x, weight, bias)
@@ -121,6 +130,7 @@ def group_norm(
     bias: Value | None = None,
     *_: Any,
 ) -> Value:
+    """Statistics over the channels of a group, and space, mix the channels of that group."""
     batch, channels, *space = x.shape
     split = algebra.move(x, lambda t: t.reshape(batch, groups, channels // groups, *space))
     mixed = algebra.mix(split, range(2, len(split.shape)), "soft")

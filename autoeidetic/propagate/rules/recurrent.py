@@ -1,4 +1,9 @@
-"""Recurrent layers: a hidden channel is its gate rows together."""
+"""Recurrent layers: a hidden channel is its gate rows together.
+
+weight_ih (gates * hidden, inputs)     row g * hidden + c belongs to hidden channel c
+weight_hh (gates * hidden, hidden)     the same rows; reads the layer's own output
+weight_hr (projected, hidden)          LSTM with a projection: the output has its rows
+"""
 
 from __future__ import annotations
 
@@ -64,12 +69,14 @@ def _cell(
     weights: Sequence[Value],
     biases: bool,
 ) -> tuple[Tensor, Tensor]:
+    """Channels of the output and of the inner state of one layer and direction."""
     gates = _GATES[kind]
     from_input, from_hidden, *rest = weights
     size = from_input.shape[0] // gates
     channels = torch.from_numpy(algebra.channels.new(size))
     if kind == "lstm" and len(starts) > 1:
         channels = algebra.combine(channels, starts[1], channels.shape)
+    # rest: two biases or none, then the projection, if there is one
     projection = rest[-1] if len(rest) == 2 * biases + 1 else None
     rows = channels.repeat(gates)
     _own(algebra, from_input, rows)
@@ -89,6 +96,7 @@ def _cell(
 
 
 def _own(algebra: Algebra, parameter: Value, rows: Tensor) -> None:
+    """Give the rows of a parameter their channels; one used before has them joined."""
     algebra.role(parameter, "recurrent")
     view = [-1] + [1] * (len(parameter.shape) - 1)
     tags = rows.view(view).expand(parameter.shape)
@@ -96,6 +104,7 @@ def _own(algebra: Algebra, parameter: Value, rows: Tensor) -> None:
 
 
 def _final(algebra: Algebra, channels: list[Tensor], batch: tuple[int, ...]) -> Value:
+    """The final states of all layers and directions: (layers * directions, batch, channels)."""
     stacked = torch.stack(channels)
     shape = (stacked.shape[0], *batch, stacked.shape[1])
     return Value(shape, stacked.view(shape[0], *[1] * len(batch), -1).expand(shape))
@@ -119,7 +128,7 @@ def recurrent(
     batch_first: bool,
 ) -> list[Value]:
     given = _states(hidden)
-    starts = [] if all(s.is_constant for s in given) else given
+    starts = [] if all(s.is_constant for s in given) else given  # mostly zeros
     out, hidden_channels, cell_channels = _run(
         algebra, x, starts, parameters, biases, layers, bidirectional
     )

@@ -1,4 +1,8 @@
-"""Reductions, scans, softmax, pooling and interpolation: they mix along dimensions."""
+"""Reductions, scans, softmax, pooling and interpolation: they mix along dimensions.
+
+Nothing happens along a dimension in which tags do not vary: a mean over space or tokens leaves
+every channel to itself.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +31,7 @@ upsample_nearest3d _upsample_nearest_exact3d upsample_trilinear3d
 
 
 def _as_dims(dim: Any) -> list[int] | None:
+    """A list of dimensions; None for all."""
     if dim is None:
         return None
     return [dim] if isinstance(dim, int) else list(dim)
@@ -40,7 +45,7 @@ def reduce(algebra: Algebra, x: Value, *args: Any, **kwargs: Any) -> Value:
 
 @rule(*aten("max min median nanmedian mode kthvalue aminmax"))
 def select_along(algebra: Algebra, x: Value, *args: Any, **kwargs: Any) -> Any:
-    """Over everything, or along a dimension with the place of what was selected."""
+    """Over all elements, or along a dimension with the index of the selected element."""
     result = reduce(algebra, x, *args, **kwargs)
     return result if "shape" in algebra.node.meta else [result, result]
 
@@ -60,6 +65,7 @@ def scan(algebra: Algebra, x: Value, *args: Any, **kwargs: Any) -> Any:
 
 @rule(*aten("topk"))
 def topk(algebra: Algebra, x: Value, k: int, dim: int = -1, *_: Any, **__: Any) -> list[Value]:
+    """Which element is picked depends on all of them, so every result has the mixture's tag."""
     mixed = algebra.reduce(x, [dim], keepdim=True)
     shape = list(x.shape)
     shape[dim] = k
@@ -73,6 +79,8 @@ def softmax(algebra: Algebra, x: Value, dim: int, *_: Any, **__: Any) -> Value:
 
 
 def _resample(space: int) -> Any:
+    """The rule for pooling and interpolation over the last ``space`` dimensions."""
+
     def resample(algebra: Algebra, x: Value, *_: Any, **__: Any) -> Any:
         if "shape" in algebra.node.meta:
             return algebra.resample(x, space)
@@ -89,6 +97,7 @@ for _space, _names in ((1, _SPACE_1), (2, _SPACE_2), (3, _SPACE_3)):
 
 @rule(*aten("grid_sampler_2d grid_sampler_3d"))
 def grid_sample(algebra: Algebra, x: Value, grid: Value, *_: Any) -> Value:
+    """Samples of x (n, c, h, w) at positions (n, h', w', 2): they require the grid, too."""
     space = len(x.shape) - 2
     sampled = algebra.resample(x, space)
     where = algebra.reduce(grid, [-1])
@@ -97,6 +106,7 @@ def grid_sample(algebra: Algebra, x: Value, grid: Value, *_: Any) -> Value:
 
 @rule(*aten("_fft_r2c _fft_c2r _fft_c2c"))
 def fft(algebra: Algebra, x: Value, dim: list[int], *_: Any) -> Value:
+    """Every frequency depends on all positions; r2c and c2r change the last size."""
     mixed = algebra.mix(x, dim)
     last = dim[-1] % len(x.shape)
     if algebra.shape == x.shape:

@@ -1,7 +1,7 @@
 """The registry: one small function per operator family, one signature.
 
 A rule is called as ``rule(algebra, *args, **kwargs)`` with the operator's own arguments, in
-which every tensor is a :unit:`~autoeidetic.propagate.values.Value`, and returns a ``Value`` for
+which every tensor is a :class:`~autoeidetic.propagate.values.Value`, and returns a ``Value`` for
 the result (a list of them for several results).
 """
 
@@ -56,7 +56,7 @@ def rule(*targets: Any) -> Callable[[Rule], Rule]:
             )
 
     def register(function: Rule) -> Rule:
-        kept = _also_for_nothing(function)
+        kept = _keeps_channels_of_empty_values(function)
         for target in targets:
             _RULES[target] = kept
         return kept
@@ -64,11 +64,13 @@ def rule(*targets: Any) -> Callable[[Rule], Rule]:
     return register
 
 
-def _also_for_nothing(function: Rule) -> Rule:
-    """The same rule, which does not lose the channels of values that have no elements.
+def _keeps_channels_of_empty_values(function: Rule) -> Rule:
+    """Wrap a rule so that a result without elements keeps its channels.
 
-    With other inputs they have some: the tokens of an expert, say. An operator that is run on
-    tags has nothing to put them in, so what comes out may depend on all that went in.
+    An expert that gets no tokens computes tensors of shape (0, channels); with other inputs they
+    have elements. A rule that runs its operator on the tags loses them there, because an empty
+    tensor holds no tags. Such a result is given one tag that requires everything the operator
+    reads.
     """
 
     @wraps(function)
@@ -110,7 +112,7 @@ def _name(target: Any) -> str:
 
 
 def arguments(algebra: Algebra, args: Sequence[Any], kwargs: Any = None) -> dict[str, Any]:
-    """The arguments of the present node's operator after the first, by name, with defaults."""
+    """The arguments of the current node's operator after the first, by name, with defaults."""
     schema: Any = algebra.node.target._schema  # type: ignore[union-attr]
     rest = schema.arguments[1:]
     given = {a.name: a.default_value for a in rest if a.has_default_value()}
@@ -120,9 +122,10 @@ def arguments(algebra: Algebra, args: Sequence[Any], kwargs: Any = None) -> dict
 
 
 def side_results(algebra: Algebra, operands: Sequence[Any], count: int) -> list[Value]:
-    """Results after the first, of which we only know what they may depend on.
+    """The results after the first, which may depend on everything the operator reads.
 
-    Mixing everything would tie the operands together for nothing where nobody reads them.
+    The operands are mixed only when one of these results is used: an unused mask or seed must not
+    tie them together.
     """
     parts = {user.args[1]: user for user in algebra.node.users}
     is_read = any(index != 0 and part.users for index, part in parts.items())

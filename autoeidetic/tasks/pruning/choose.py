@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...couple.structure import Group, reach
+from ...couple.groups import Group
+from ...couple.locks import reach
 from ...enforce.owners import FREE, Owners
-from ...plan.blueprint import Blueprint
+from ...plan.call_plan import CallPlan
 
 Array = np.ndarray
 #: The units that go hold at least this part of the share of the parameters that was asked for.
@@ -18,7 +19,7 @@ ENOUGH = 0.75
 
 
 def choose(
-    blueprint: Blueprint,
+    call_plan: CallPlan,
     owners: Owners,
     scores: Array,
     fraction: float,
@@ -40,14 +41,14 @@ def choose(
     score. No group is emptied: its best unit stays, and what that requires. When earlier tasks
     own units of a group and tasks may build on each other, that is enough for the group.
     """
-    plan = blueprint.plan
+    plan = call_plan.plan
     reached = reach(plan.requires, plan.units + 1).reshape(-1, 2)
-    worth = _with_dependents(reached, owners, _comparable(blueprint, owners, scores))
-    prunable = owners.in_training & ~_spared(blueprint, reached, owners, worth) & ~owners.locked
-    this = _Round(blueprint, owners, worth, prunable, fraction, since_start)
+    worth = _with_dependents(reached, owners, _comparable(call_plan, owners, scores))
+    prunable = owners.in_training & ~_spared(call_plan, reached, owners, worth) & ~owners.locked
+    this = _Round(call_plan, owners, worth, prunable, fraction, since_start)
     wanted = this.quotas(over_network)
     chosen = np.zeros_like(owners.pruned)
-    for group in _required_first(blueprint):
+    for group in _required_first(call_plan):
         units = np.asarray(group.units)
         candidates = units[prunable[units] & ~chosen[units]]
         left = wanted[group.name] - int(chosen[units[owners.in_training[units]]].sum())
@@ -57,10 +58,10 @@ def choose(
     return chosen & owners.in_training
 
 
-def _comparable(blueprint: Blueprint, owners: Owners, scores: Array) -> Array:
+def _comparable(call_plan: CallPlan, owners: Owners, scores: Array) -> Array:
     """Scores that mean the same in every group: their length in a group is 1."""
     result = np.zeros_like(scores)
-    for group in blueprint.groups:
+    for group in call_plan.plan.groups:
         units = np.asarray(group.units)
         units = units[owners.in_training[units]]
         length = float(np.linalg.norm(scores[units]))
@@ -72,7 +73,7 @@ def _comparable(blueprint: Blueprint, owners: Owners, scores: Array) -> Array:
 class _Round:
     """One round of pruning: how many units each group gives up."""
 
-    blueprint: Blueprint
+    call_plan: CallPlan
     owners: Owners
     worth: Array
     prunable: Array
@@ -81,7 +82,7 @@ class _Round:
 
     @property
     def members(self) -> list[int]:
-        return [c for group in self.blueprint.groups for c in group.units]
+        return [c for group in self.call_plan.plan.groups for c in group.units]
 
     @property
     def inside(self) -> Array:
@@ -97,8 +98,8 @@ class _Round:
         """
         if over_network in (0, 1):
             return self._shared_out(over_network)
-        plan, members = self.blueprint.plan, self.members
-        size = {g.name: plan.elements[list(g.units)].mean() for g in self.blueprint.groups}
+        plan, members = self.call_plan.plan, self.members
+        size = {g.name: plan.elements[list(g.units)].mean() for g in self.call_plan.plan.groups}
         elements = (plan.elements * (self.inside & ~self.owners.locked))[members]
         before = float(elements[self.owners.pruned[members]].sum())
         for part in np.linspace(over_network, 0, 9):
@@ -110,7 +111,7 @@ class _Round:
 
     def _shared_out(self, over_network: float) -> dict[str, int]:
         """The same share of each group, plus the units that the ranking adds."""
-        groups, prunable, worth = self.blueprint.groups, self.prunable, self.worth
+        groups, prunable, worth = self.call_plan.plan.groups, self.prunable, self.worth
         fixed = (1 - over_network) * self.fraction
         quotas = {group.name: self._left(group.units, fixed) for group in groups}
         if not over_network:
@@ -145,16 +146,16 @@ def _with_dependents(reached: Array, owners: Owners, scores: Array) -> Array:
     return total
 
 
-def _spared(blueprint: Blueprint, reached: Array, owners: Owners, worth: Array) -> Array:
+def _spared(call_plan: CallPlan, reached: Array, owners: Owners, worth: Array) -> Array:
     """One unit of every group that the task cannot do without, and all that these require.
 
     Of a group whose units require others (values of an attention head) one is taken that
     rests on what is spared already, so that as little as possible is.
     """
-    plan = blueprint.plan
+    plan = call_plan.plan
     source, needed = reached.T
     spared = plan.closure(owners.outside)
-    for group in _required_first(blueprint):
+    for group in _required_first(call_plan):
         units = np.asarray(group.units)
         candidates = units[owners.in_training[units]]
         served = owners.forward_transfer and bool((owners.task[units] != FREE).any())
@@ -168,14 +169,14 @@ def _spared(blueprint: Blueprint, reached: Array, owners: Owners, worth: Array) 
     return spared
 
 
-def _required_first(blueprint: Blueprint) -> list[Group]:
+def _required_first(call_plan: CallPlan) -> list[Group]:
     """Groups, those that others require first."""
-    requires = blueprint.plan.requires
-    needed = np.zeros(blueprint.plan.units + 1, np.int64)
+    requires = call_plan.plan.requires
+    needed = np.zeros(call_plan.plan.units + 1, np.int64)
     if len(requires):
         np.add.at(needed, requires[:, 1], 1)
-    rank = {group.name: -int(needed[list(group.units)].max()) for group in blueprint.groups}
-    return sorted(blueprint.groups, key=lambda group: rank[group.name])
+    rank = {group.name: -int(needed[list(group.units)].max()) for group in call_plan.plan.groups}
+    return sorted(call_plan.plan.groups, key=lambda group: rank[group.name])
 
 
 def _dependents(requires: Array, chosen: Array) -> Array:

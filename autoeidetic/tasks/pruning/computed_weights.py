@@ -23,7 +23,7 @@ def level_computed_weights(network: Network) -> None:
     spectral norm) has no such means.
     """
     owners = network.owners
-    for name, entry in network.blueprint.plan.parameters.items():
+    for name, entry in network.call_plan.plan.parameters.items():
         for read in entry.reads if varies(entry.units) else ():
             if not read.transformed or read.columns.shape != entry.units.shape or entry.head:
                 continue

@@ -29,7 +29,7 @@ def prune(
         raise InputError(fact, remedy="pass 0.5, say")
     scores = unit_scores(network, by, data)
     chosen = choose(
-        network.blueprint,
+        network.call_plan,
         network.owners,
         scores,
         fraction,  # type: ignore[arg-type]

@@ -51,7 +51,7 @@ _SCORES: dict[str, Score] = {}
 def score(name: str, *, over_network: float = 0.0) -> Callable[[Any], Any]:
     """Register a score function: (network, data) -> a tensor of worths per parameter name.
 
-    It may as well return one worth per unit, a vector of length ``net.blueprint.plan.units +
+    It may as well return one worth per unit, a vector of length ``net.call_plan.plan.units +
     1``. ``data`` is None when the caller has given no loader.
 
     Args:
@@ -114,7 +114,7 @@ def unit_scores(net: Network, by: str, data: ScoreData | None) -> Array:
 
 
 def _by_unit(net: Network, worth: Worth) -> Array:
-    plan = net.blueprint.plan
+    plan = net.call_plan.plan
     if isinstance(worth, np.ndarray):
         return worth
     total = np.zeros(plan.units + 1)
@@ -156,7 +156,7 @@ def l2(net: Network, data: Any) -> Worth:
 @score("random")
 def random(net: Network, data: Any) -> Worth:
     """A random order, from torch's generator."""
-    return torch.rand(net.blueprint.plan.units + 1, dtype=torch.float64).numpy()
+    return torch.rand(net.call_plan.plan.units + 1, dtype=torch.float64).numpy()
 
 
 @score("taylor", over_network=1.0)
@@ -168,7 +168,7 @@ def taylor(net: Network, data: ScoreData | None) -> Worth:
     """
     if data is None:
         raise InputError('by="taylor" needs data', remedy="pass loader=, of (inputs, labels)")
-    total, batches = np.zeros(net.blueprint.plan.units + 1), 0
+    total, batches = np.zeros(net.call_plan.plan.units + 1), 0
     with _own_gradients(net):
         for batch in data.batches:
             net.zero_grad(set_to_none=True)

@@ -1,27 +1,26 @@
-"""Blueprint: all that conversion needs from the analysis, as plain data that can be pickled."""
+"""Call plan: what holds for one analysed call, as plain data that can be pickled."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from ..capture.graph import Capture, operator_name
+from ..capture.graph import operator_name
+from ..capture.names import layer_of
 from ..couple.nesting import output_leaves
-from ..couple.structure import Group
+from ..couple.tables import Nested
 from ..errors import HeadError, Place
 from ..propagate.values import compress, core, varies
-from ..report.dependencies import Dependencies
+from .analysis import Analysis
 from .features import check_whole, features
-from .plan import Nested, Plan, layer_of
+from .plan import Plan
 
-Array = np.ndarray
-#: What may follow heads whose results go side by side. Not a pooling or an interpolation: their
-#: last bits depend on the number of channels.
+#: Operators that may follow heads whose results lie side by side. Not a pooling or an
+#: interpolation: their last bits depend on the number of channels.
 _SIDE_BY_SIDE = {"getitem"} | {
     f"aten.{name}"
     for name in "view reshape _unsafe_view flatten squeeze unsqueeze transpose permute contiguous "
@@ -33,13 +32,13 @@ ATTACHED = "attached"
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """One output layer, of which every task gets its own.
+    """One output layer, which every task gets for itself.
 
-    ``holder`` is the module replaced; with ``leaf`` it is only that parameter of the module.
-    ``inputs`` are the classes of what the layer reads; ``dim`` is where the classes lie in what
-    it makes (in the parameter, for a leaf). A head that is *attached* reads an output of the
-    model, leaf number ``reads``. ``nested`` is the path of a module around the head that mixes
-    channels, and is therefore run on what the task may see.
+    ``holder`` is the module that is replaced; with ``leaf`` only that parameter of it is.
+    ``inputs`` are the units of what the layer reads; ``dim`` is the dimension of its results (of
+    the parameter, for a leaf) along which its units lie. A head that is *attached* reads an output
+    of the model, leaf number ``reads``. ``nested`` is the path of a module around the head that
+    mixes channels, and is therefore run on what the task may see.
     """
 
     layer: str
@@ -54,118 +53,100 @@ class HeadPlan:
 
 
 @dataclass(frozen=True)
-class Blueprint:
-    """What conversion needs to know of one analysed call; the first six say the same of all calls.
+class CallPlan:
+    """What conversion needs to know of one analysed call; ``plan`` says the same of all calls.
 
     ``nested`` are the modules that are evaluated level by level, as this call calls them.
-    ``outputs`` are the leaves of the model's output: the classes in each, None for none.
+    ``outputs`` are the leaves of the model's output: the units in each, None for none. ``modules``
+    has the units in the outputs of every module, by its path.
 
-    ``split`` gives for each of them the dimension along which a head's classes lie, and that
+    ``split`` gives for each output the dimension along which a head's units lie, and that
     head's layer; None: no head is in it. ``joint``: one pass of the body can answer for several
     tasks. ``looks``: Python code looks at data on the way, so that a signature alone does not tell
     the path.
     """
 
     plan: Plan
-    groups: tuple[Group, ...]
     heads: tuple[HeadPlan, ...]
-    outside: Array
-    locked: Array
     nested: tuple[Nested, ...]
     outputs: tuple[Tensor | None, ...]
     split: tuple[tuple[int, str] | None, ...]
     joint: bool
-    constants: tuple[str, ...]
-    aliases: dict[str, str]
     modules: dict[str, tuple[Tensor | None, ...]]
     operators: tuple[str, ...]
     looks: bool
 
-    def __deepcopy__(self, memo: Any) -> Blueprint:
+    def __deepcopy__(self, memo: Any) -> CallPlan:
         return self  # immutable: copies of a network share it
 
 
-def blueprints(model: nn.Module, deps: Dependencies) -> tuple[Blueprint, ...]:
-    """Read a blueprint for each of the analysed calls off an analysis.
+def call_plans(model: nn.Module, analysis: Analysis) -> tuple[CallPlan, ...]:
+    """The plan of each of the analysed calls.
 
     Raises:
         HeadError: the model has no output layer and nothing a head could be attached to.
     """
-    heads = _heads(model, deps)
-    examples = range(len(deps.capture.roots))
+    heads = _heads(model, analysis)
+    examples = range(len(analysis.capture.roots))
     if heads:
-        return tuple(_blueprint(deps, heads, example) for example in examples)
-    first = _attached(deps)
-    return tuple(_blueprint(deps, (_same_leaf(first, deps, e),), e) for e in examples)
+        return tuple(_call_plan(analysis, heads, example) for example in examples)
+    first = _attached(analysis)
+    return tuple(_call_plan(analysis, (_same_leaf(first, analysis, e),), e) for e in examples)
 
 
-def _blueprint(deps: Dependencies, heads: tuple[HeadPlan, ...], example: int) -> Blueprint:
-    plan, capture = deps.plan, deps.capture
-    units = deps.values
-    of = lambda node: units.get(node.name)  # noqa: E731
+def _call_plan(analysis: Analysis, heads: tuple[HeadPlan, ...], example: int) -> CallPlan:
+    plan, capture = analysis.plan, analysis.capture
     leaves = output_leaves(plan.outputs[example])
     split = tuple(_split(leaf, heads, plan) for leaf in leaves)
-    structure = deps._structure
     nested = (each.within(example) for each in plan.nested)
-    return Blueprint(
+    return CallPlan(
         plan=plan,
-        groups=deps.groups,
         heads=heads,
-        outside=structure.outside,
-        locked=structure.locked_units,
         nested=tuple(each for each in nested if each.calls),
         outputs=tuple(leaves),
         split=split,
-        joint=_joint(heads, split, deps, example),
-        constants=_constants(capture, plan),
-        aliases=dict(capture.aliases),
-        modules={
-            call.path: tuple(
-                of(leaf) if isinstance(leaf, fx.Node) else None
-                for leaf in pytree.tree_leaves(call.outputs)
-            )
-            for call in reversed(capture.calls.values())
-            if capture.example_of(call.scope) == example
-        },
+        joint=_joint(heads, split, analysis, example),
+        modules=_modules(analysis, example),
         operators=tuple(f"{node.op} {node.target}" for node in capture.graph.nodes),
         looks=capture.way == "real",
     )
 
 
-def _constants(capture: Capture, plan: Plan) -> tuple[str, ...]:
-    """Buffers that follow no channel: frozen with the first task.
-
-    Whether an output reads them is not known, for what is computed from constants alone is
-    not in the graph; only a batch norm's counter surely plays no part in eval mode.
-    """
-    return tuple(
-        name
-        for name in capture.buffers
-        if name not in plan.buffers and not name.endswith("num_batches_tracked")
-    )
+def _modules(analysis: Analysis, example: int) -> dict[str, tuple[Tensor | None, ...]]:
+    """The units in what every module returns; of several calls of a module, in the first."""
+    capture, units = analysis.capture, analysis.values
+    return {
+        call.path: tuple(
+            units.get(leaf.name) if isinstance(leaf, fx.Node) else None
+            for leaf in pytree.tree_leaves(call.outputs)
+        )
+        for call in reversed(capture.calls.values())
+        if capture.example_of(call.scope) == example
+    }
 
 
 # -- heads -------------------------------------------------------------------------------------
 
 
-def _heads(model: nn.Module, deps: Dependencies) -> tuple[HeadPlan, ...]:
+def _heads(model: nn.Module, analysis: Analysis) -> tuple[HeadPlan, ...]:
     result = []
-    check_whole(deps)
-    for head in deps.heads:
+    check_whole(analysis)
+    for head in analysis.heads:
+        # a parameter of the root module is its own layer: there is no module to replace
         holder = head.layer if head.layer not in head.parameters else ""
         own = {name for name, _ in model.get_submodule(holder).named_parameters(holder)}
         if holder and own <= set(head.parameters):
-            result.append(_module_head(deps, holder, head.parameters, head.size))
+            result.append(_module_head(analysis, holder, head.parameters, head.size))
         else:
-            result += [_parameter_head(deps, name) for name in head.parameters]
+            result += [_parameter_head(analysis, name) for name in head.parameters]
     return tuple(result)
 
 
-def _module_head(deps: Dependencies, path: str, parameters: tuple[str, ...], size: int) -> HeadPlan:
-    calls = [call for call in deps.capture.calls.values() if call.path == path]
+def _module_head(analysis: Analysis, path: str, parameters: tuple[str, ...], size: int) -> HeadPlan:
+    calls = [call for call in analysis.capture.calls.values() if call.path == path]
     given = [_nodes((call.args, call.kwargs)) for call in calls]
-    inputs = [compress(deps.values[node.name]) for nodes in given for node in nodes]
-    outputs = [deps.values[node.name] for call in calls for node in _nodes(call.outputs)]
+    inputs = [compress(analysis.values[node.name]) for nodes in given for node in nodes]
+    outputs = [analysis.values[node.name] for call in calls for node in _nodes(call.outputs)]
     if (
         not outputs
         or any(len(nodes) != 1 for nodes in given)
@@ -177,33 +158,33 @@ def _module_head(deps: Dependencies, path: str, parameters: tuple[str, ...], siz
             remedy="give the model one output layer that is called once",
         )
     dims = varies(outputs[0])
-    rows = {deps.plan.parameters[name].units.shape[:1] for name in parameters}
-    if len(rows) == 1:  # the size of a layer, also when what follows ties its classes together
+    rows = {analysis.plan.parameters[name].units.shape[:1] for name in parameters}
+    if len(rows) == 1:  # the size of a layer, also when what follows ties its units together
         (size,) = rows.pop() or (size,)
     dim = dims[-1] if dims else -1
-    around = [n.module for n in deps.plan.nested if path.startswith(f"{n.module}.")]
+    around = [n.module for n in analysis.plan.nested if path.startswith(f"{n.module}.")]
     nested = around[0] if around else ""
     return HeadPlan(path, path, None, parameters, size, inputs[0], dim, nested=nested)
 
 
 def _same_channels(left: Tensor, right: Tensor) -> bool:
-    """Are the classes the same, whatever the sizes are along which none varies?"""
+    """Are the units the same, apart from the sizes of dimensions in which nothing varies?"""
     left, right = core(compress(left)), core(compress(right))
     return left.shape == right.shape and torch.equal(left, right)
 
 
-def _same_leaf(head: HeadPlan, deps: Dependencies, example: int) -> HeadPlan:
-    """An attached head in another analysed call: it reads the output of the same name.
+def _same_leaf(head: HeadPlan, analysis: Analysis, example: int) -> HeadPlan:
+    """The attached head in another analysed call, where it reads the output of the same name.
 
     Raises:
         HeadError: there is none, or it has other channels.
     """
     paths = [
         [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(outputs)[0]]
-        for outputs in (deps.plan.outputs[0], deps.plan.outputs[example])
+        for outputs in (analysis.plan.outputs[0], analysis.plan.outputs[example])
     ]
     name = paths[0][head.reads]
-    leaves = output_leaves(deps.plan.outputs[example])
+    leaves = output_leaves(analysis.plan.outputs[example])
     found = leaves[paths[1].index(name)] if name in paths[1] else None
     if found is None or not _same_channels(found, head.inputs):
         raise HeadError(
@@ -213,10 +194,10 @@ def _same_leaf(head: HeadPlan, deps: Dependencies, example: int) -> HeadPlan:
     return replace(head, reads=paths[1].index(name))
 
 
-def _parameter_head(deps: Dependencies, name: str) -> HeadPlan:
+def _parameter_head(analysis: Analysis, name: str) -> HeadPlan:
     """A parameter that the model's own code uses to make the output."""
     holder, _, leaf = name.rpartition(".")
-    entry = deps.plan.parameters[name]
+    entry = analysis.plan.parameters[name]
     dims = varies(entry.units)
     size = entry.units.shape[dims[0]] if dims else 1
     if entry.units.dim() == 1:  # also when the weight ties its elements together
@@ -227,9 +208,9 @@ def _parameter_head(deps: Dependencies, name: str) -> HeadPlan:
     return HeadPlan(layer_of(name), holder, leaf, (name,), size, columns, dim)
 
 
-def _attached(deps: Dependencies) -> HeadPlan:
+def _attached(analysis: Analysis) -> HeadPlan:
     """A linear layer on the model's features, for a model that has no output layer."""
-    found = features(deps)
+    found = features(analysis)
     return HeadPlan(ATTACHED, "", None, (), 0, found.units, found.dim, found.number)
 
 
@@ -241,7 +222,7 @@ def _nodes(structure: Any) -> list[fx.Node]:
 
 
 def _split(leaf: Tensor | None, heads: tuple[HeadPlan, ...], plan: Plan) -> tuple[int, str] | None:
-    """Where a head's classes lie in an output, one beside the other, and which head's."""
+    """The dimension of an output along which a head's units lie side by side, and the head."""
     dims = [] if leaf is None else varies(leaf)
     if leaf is None or len(dims) != 1 or core(leaf).unique().numel() != leaf.shape[dims[0]]:
         return None
@@ -256,12 +237,12 @@ def _split(leaf: Tensor | None, heads: tuple[HeadPlan, ...], plan: Plan) -> tupl
 def _joint(
     heads: tuple[HeadPlan, ...],
     split: tuple[tuple[int, str] | None, ...],
-    deps: Dependencies,
+    analysis: Analysis,
     example: int,
 ) -> bool:
     """Can several heads' results go side by side through what follows the heads?
 
-    Only through operators that leave each class to itself, and its bits as they are.
+    Only through operators that compute each output from itself, and do not change its bits.
     """
     if heads[0].layer == ATTACHED:
         return True
@@ -270,11 +251,12 @@ def _joint(
     paths = {head.holder for head in heads}
     calls = [
         call
-        for call in deps.capture.calls.values()
-        if call.path in paths and deps.capture.example_of(call.scope) == example
+        for call in analysis.capture.calls.values()
+        if call.path in paths and analysis.capture.example_of(call.scope) == example
     ]
+    # follow the heads' results forward; the nodes are in topological order
     after = {node for call in calls for node in _nodes(call.outputs)}
-    for node in deps.capture.graph.nodes:
+    for node in analysis.capture.graph.nodes:
         if node in after or not after.intersection(node.all_input_nodes):
             continue
         if node.op == "output":
@@ -282,7 +264,7 @@ def _joint(
         if operator_name(node) not in _SIDE_BY_SIDE:
             return False
         after.add(node)
-    outputs = pytree.tree_leaves(deps.capture.outputs[example])
+    outputs = pytree.tree_leaves(analysis.capture.outputs[example])
     return all(
         where is not None or node not in after
         for node, where in zip(outputs, split, strict=True)

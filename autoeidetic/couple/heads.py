@@ -1,0 +1,99 @@
+"""Heads: the layers that make the outputs. This is the one place that finds them.
+
+A head's parameters are marked in the tables (``ParameterUnits.head``) and its layer in the layer
+graph (``kind="head"``); everything after that asks one of the two.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..capture.names import layer_of
+from ..propagate.propagate import Propagation
+from ..propagate.values import array
+from .tables import ParameterUnits
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Head:
+    """A layer that makes an output and feeds nothing else; each task gets its own.
+
+    ``size`` is the number of its units, ``elements`` of its parameter elements.
+    """
+
+    layer: str
+    parameters: tuple[str, ...]
+    size: int
+    elements: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "layer": self.layer,
+            "parameters": list(self.parameters),
+            "size": self.size,
+            "elements": self.elements,
+        }
+
+
+def head_parameters(
+    propagation: Propagation,
+    units_of: dict[str, Tensor],
+    outputs: Array,
+    elements: Array,
+    requires: Array,
+    read: Array,
+) -> set[str]:
+    """Parameters of the layers that make the outputs and feed nothing else.
+
+    Args:
+        propagation: the roles of parameters.
+        units_of: the unit of every element of every parameter.
+        outputs: the units in the model's outputs.
+        elements: how many elements each unit has.
+        requires: rows (unit, unit it requires).
+        read: the units that some weight reads.
+    """
+    edges = requires[_alive(elements, outputs, requires, read)]
+    # final: in an output, read by no weight, required by nothing but units that are final, too
+    final = np.zeros(len(read), bool)
+    final[outputs] = True
+    final &= ~read
+    final[edges[~final[edges[:, 0]], 1]] = False
+    roles = propagation.algebra.roles
+    layers = {layer_of(name) for name, role in roles if role in ("output", "bias")}
+    left_out = {name for name, role in roles if role == "norm"} | propagation.unused
+    made = {name for name in units_of if layer_of(name) in layers and name not in left_out}
+    for name, units in units_of.items():  # a model that ends in a norm ends in features, not a head
+        if name not in made:
+            final[array(units)] = False
+    return {name for name in made if final[array(units_of[name])].all()}
+
+
+def _alive(elements: Array, outputs: Array, requires: Array, read: Array) -> Array:
+    """The edges of units that something depends on; an unused mixture requires nothing."""
+    of_use = read | (elements > 0)
+    of_use[outputs] = True
+    while not of_use[requires[of_use[requires[:, 0]], 1]].all():
+        of_use[requires[of_use[requires[:, 0]], 1]] = True
+    return of_use[requires[:, 0]]
+
+
+def list_heads(parameters: dict[str, ParameterUnits]) -> tuple[Head, ...]:
+    """The heads that the tables mark, layer by layer."""
+    layers: dict[str, list[str]] = defaultdict(list)
+    for name, entry in parameters.items():
+        if entry.head:
+            layers[layer_of(name)].append(name)
+    result = []
+    for layer, names in layers.items():
+        units = [parameters[name].units for name in names]
+        size = len(np.unique(np.concatenate([array(each) for each in units])))
+        result.append(Head(layer, tuple(names), size, sum(each.numel() for each in units)))
+    return tuple(result)
