@@ -3,43 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..draw.elements import Drawing
 
 FilePath = str | os.PathLike[str]
 #: A larger page is not put into a notebook, whose file would keep it.
 _LARGEST_INLINE = 6_000_000
 
 
-@dataclass(frozen=True)
-class Drawer:
-    """How drawings are made and written: the functions of the room ``draw``.
+class Drawable:
+    """Gives an analysis and a network their drawings.
 
-    That room imports what it draws, so it comes later and registers its functions here.
+    The room ``draw`` imports both, so it comes later, and is imported when something is drawn. It
+    is the only room that an earlier one imports.
     """
 
-    describe: Callable[[Any, str], Any]
-    render: Callable[[Any, str, int | None], bytes]
-    write: Callable[[bytes, Path], None]
+    def drawing(self, title: str = "") -> Drawing:
+        """The description that all formats are made from."""
+        from ..draw.visualize import visualize
 
-
-_registered: list[Drawer] = []
-
-
-def register(drawer: Drawer) -> None:
-    """Let all drawable objects be drawn this way; importing the package does this."""
-    _registered[:] = [drawer]
-
-
-class Drawable:
-    """Gives an analysis and a network their drawings."""
-
-    def drawing(self, title: str = "") -> Any:
-        """The description that all formats are made from, a ``draw.elements.Drawing``."""
-        return _registered[0].describe(self, title)
+        return visualize(self, title=title)  # type: ignore[arg-type]
 
     def to_html(self, path: FilePath | None = None, *, title: str = "") -> str:
         """One page that works offline, with everything to click on; written to ``path`` if given.
@@ -78,9 +65,11 @@ class Drawable:
         return self._rendered("graphml", None, title, None).decode()
 
     def _rendered(self, format: str, path: FilePath | None, title: str, depth: int | None) -> bytes:
-        content = _registered[0].render(self.drawing(title), format, depth)
+        from ..draw.formats import render, write
+
+        content = render(self.drawing(title), format, depth)
         if path is not None:
-            _registered[0].write(content, Path(path))
+            write(content, Path(path))
         return content
 
     def _summary(self) -> str:

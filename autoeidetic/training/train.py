@@ -87,5 +87,5 @@ def _distributed(net: Network) -> nn.Module:
     if distributed.count() == 1:
         return net
     # all processes draw from the seed of the first when they roll back
-    net.update_task(-1, **vars(distributed.first(net.tasks[-1])))
+    net.adopt_tasks([*net.tasks[:-1], distributed.first(net.tasks[-1])])
     return nn.parallel.DistributedDataParallel(net, find_unused_parameters=True)
