@@ -1,12 +1,11 @@
 """Heads: the layers that make the outputs. This is the one place that finds them.
 
-A head's parameters are marked in the tables (``ParameterUnits.head``) and its layer in the layer
-graph (``kind="head"``); everything after that asks one of the two.
+A head's parameters are marked in the tables (``ParameterUnits.head``), and its layer in the layer
+graph: everything later asks :func:`autoeidetic.couple.layer_graph.heads`.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch import Tensor
 from ..capture.names import layer_of
 from ..propagate.propagate import Propagation
 from ..propagate.values import array
-from .tables import ParameterUnits
 
 Array = np.ndarray
 
@@ -83,17 +81,3 @@ def _alive(elements: Array, outputs: Array, requires: Array, read: Array) -> Arr
     while not of_use[requires[of_use[requires[:, 0]], 1]].all():
         of_use[requires[of_use[requires[:, 0]], 1]] = True
     return of_use[requires[:, 0]]
-
-
-def list_heads(parameters: dict[str, ParameterUnits]) -> tuple[Head, ...]:
-    """The heads that the tables mark, layer by layer."""
-    layers: dict[str, list[str]] = defaultdict(list)
-    for name, entry in parameters.items():
-        if entry.head:
-            layers[layer_of(name)].append(name)
-    result = []
-    for layer, names in layers.items():
-        units = [parameters[name].units for name in names]
-        size = len(np.unique(np.concatenate([array(each) for each in units])))
-        result.append(Head(layer, tuple(names), size, sum(each.numel() for each in units)))
-    return tuple(result)

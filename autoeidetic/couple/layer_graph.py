@@ -3,6 +3,9 @@
     layer --writes, normalises, filters, parameter--> group --reads--> layer
                                                       group --requires--> group
 
+It is built once, as the last step of coupling, is a part of the plan, and never changes. Heads,
+streams, norms, locks, what requires what and the order of pruning are read off it.
+
 Every node and edge attribute is a plain value, so that GraphML can hold the graph. An edge has
 the ``operator`` and source ``line`` that caused it, where an operator did. Groups of heads and of
 unused parameters are no nodes: a head only reads.
@@ -20,14 +23,18 @@ import numpy as np
 
 from ..capture.names import layer_of
 from ..errors import Place
+from ..propagate.values import array
 from .couple import Coupling
 from .groups import Group, GroupTable
+from .heads import Head
 from .locks import Lock, Locked, lock_reason
 
 if TYPE_CHECKING:
     import networkx as nx
 
 Array = np.ndarray
+#: Between names in one attribute: a line break is in no name of a parameter.
+_SEPARATOR = "\n"
 _ROLE_EDGES = {"norm": "normalises", "depthwise": "filters", "free": "parameter"}
 
 
@@ -37,13 +44,16 @@ def build(coupling: Coupling, table: GroupTable, locked: Array) -> nx.DiGraph:
 
     graph = nx.DiGraph()
     _add_layers(graph, coupling)
+    requirers = np.bincount(coupling.requires[:, 1], minlength=coupling.units + 1)
     for number, group in zip(table.kept, table.groups, strict=True):
         chosen = locked & (coupling.group_of_unit == number)
         _add_group(graph, coupling, group, chosen)
+        most = int(requirers[list(group.units)].max())
+        graph.nodes[node_of(group.name)]["required_by"] = most
     for (left, right), where in table.requires.items():
         if node_of(left) in graph and node_of(right) in graph:
             _add_edge(graph, node_of(left), node_of(right), "requires", where)
-    return graph
+    return nx.freeze(graph)
 
 
 def node_of(group: str) -> str:
@@ -53,18 +63,26 @@ def node_of(group: str) -> str:
 
 def _add_layers(graph: nx.DiGraph, coupling: Coupling) -> None:
     shapes: dict[str, list[str]] = {}
+    made: dict[str, dict[str, Array]] = {}  # head -> its parameters -> their units
     for name, entry in coupling.parameters.items():
         layer = layer_of(name)
         if layer not in graph:
             graph.add_node(layer, kind="layer", label=layer, elements=0, shapes="")
         node = graph.nodes[layer]
         if entry.head:
-            node["kind"] = "head"
+            made.setdefault(layer, {})[name] = array(entry.units)
         node["elements"] += entry.units.numel()
         leaf = name.removeprefix(f"{layer}.")
         shapes.setdefault(layer, []).append(f"{leaf}{list(entry.units.shape)}")
     for layer, each in shapes.items():
         graph.nodes[layer]["shapes"] = " ".join(each)
+    for layer, units in made.items():
+        graph.nodes[layer].update(
+            kind="head",
+            parameters=_SEPARATOR.join(units),
+            size=len(np.unique(np.concatenate(list(units.values())))),
+            head_elements=sum(coupling.parameters[name].units.numel() for name in units),
+        )
 
 
 def _add_group(graph: nx.DiGraph, coupling: Coupling, group: Group, locked: Array) -> None:
@@ -109,9 +127,13 @@ def _add_edge(graph: nx.DiGraph, source: str, target: str, kind: str, where: Pla
 # -- questions ---------------------------------------------------------------------------------
 
 
-def heads(graph: nx.DiGraph) -> list[str]:
+def heads(graph: nx.DiGraph) -> tuple[Head, ...]:
     """The layers that make the outputs."""
-    return [node for node, kind in graph.nodes(data="kind") if kind == "head"]
+    return tuple(
+        Head(node, tuple(data["parameters"].split(_SEPARATOR)), data["size"], data["head_elements"])
+        for node, data in graph.nodes(data=True)
+        if data["kind"] == "head"
+    )
 
 
 def groups(graph: nx.DiGraph) -> list[str]:
@@ -131,6 +153,15 @@ def members(graph: nx.DiGraph, group: str, kind: str = "") -> list[str]:
 def readers(graph: nx.DiGraph, group: str) -> list[str]:
     """The layers that read a group."""
     return [layer for _, layer, kind in graph.out_edges(group, data="kind") if kind == "reads"]
+
+
+def required_first(graph: nx.DiGraph) -> list[str]:
+    """The names of all groups, those whose units are required most first: the order of pruning.
+
+    A unit takes with it everything that requires it, so what is required is decided first.
+    """
+    found = [graph.nodes[group] for group in groups(graph)]
+    return [data["label"] for data in sorted(found, key=lambda data: -data["required_by"])]
 
 
 def requires(graph: nx.DiGraph, group: str, *, directly: bool = True) -> list[str]:

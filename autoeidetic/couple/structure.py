@@ -12,7 +12,7 @@ from ..propagate.values import array
 from . import layer_graph
 from .couple import Coupling
 from .groups import Group, GroupTable, list_groups
-from .heads import Head, list_heads
+from .heads import Head
 from .locks import Locked, locked_units
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Structure:
     locked_units: Array
     backbone: int
     largest_unit: int
+    graph: nx.DiGraph
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -46,12 +47,7 @@ class Structure:
     @cached_property
     def heads(self) -> tuple[Head, ...]:
         """The layers that make the outputs."""
-        return list_heads(self.coupling.parameters)
-
-    @cached_property
-    def graph(self) -> nx.DiGraph:
-        """Layers and groups; built when it is first asked for."""
-        return layer_graph.build(self.coupling, self.table, self.locked_units)
+        return layer_graph.heads(self.graph)
 
     @cached_property
     def locked(self) -> Locked:
@@ -67,15 +63,17 @@ def find_structure(coupling: Coupling) -> Structure:
     head_units = _owned_by(coupling, heads)
     outside = head_units | _owned_by(coupling, unused)
     table = list_groups(coupling, outside)
+    locked = locked_units(coupling, table.kept, head_units)
     return Structure(
         coupling=coupling,
         table=table,
         unused=tuple(sorted(unused)),
         outside=outside,
-        locked_units=locked_units(coupling, table.kept, head_units),
+        locked_units=locked,
         backbone=int(coupling.elements.sum())
         - sum(parameters[name].units.numel() for name in heads | unused),
         largest_unit=int(np.where(outside, 0, coupling.elements).max()),
+        graph=layer_graph.build(coupling, table, locked),
     )
 
 

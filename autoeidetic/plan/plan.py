@@ -7,7 +7,7 @@ reads this and :mod:`autoeidetic.plan.call_plan`, and nothing else.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -16,6 +16,9 @@ from ..capture.graph import Capture
 from ..couple.groups import Group
 from ..couple.structure import Structure
 from ..couple.tables import Nested, ParameterUnits
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 Array = np.ndarray
 
@@ -32,7 +35,7 @@ class Plan:
 
     ``groups`` are those of the backbone. ``outside`` marks the units of heads and of unused
     parameters, ``locked`` those that every task needs. ``constants`` are buffers that follow no
-    unit, ``aliases`` the other names of shared parameters.
+    unit, ``aliases`` the other names of shared parameters. ``graph`` is the layer graph.
     """
 
     units: int
@@ -48,6 +51,7 @@ class Plan:
     locked: Array
     constants: tuple[str, ...]
     aliases: dict[str, str]
+    graph: nx.DiGraph
 
     @staticmethod
     def of(structure: Structure) -> Plan:
@@ -68,6 +72,7 @@ class Plan:
             locked=structure.locked_units,
             constants=_constants(capture, coupling.buffers),
             aliases=dict(capture.aliases),
+            graph=structure.graph,
         )
 
     def __deepcopy__(self, memo: Any) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from difflib import get_close_matches
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -106,15 +107,17 @@ class Dependencies(Drawable):
         """The part of the backbone's elements that its largest unit holds."""
         return self.analysis.structure.largest_unit / max(self.backbone_elements, 1)
 
-    @property
+    @cached_property
     def graph(self) -> nx.DiGraph:
         """Layers and groups with typed edges; see :mod:`autoeidetic.couple.layer_graph`.
+
+        A copy of the plan's graph, which users may change.
 
         Nodes: ``kind`` is ``layer``, ``head`` or ``group``. Edges: ``kind`` is ``writes``,
         ``normalises``, ``filters`` or ``parameter`` (layer to group), ``reads`` (group to layer) or
         ``requires`` (group to group), with the ``operator`` and ``line`` that caused it.
         """
-        return self.analysis.graph
+        return self.analysis.graph.copy()
 
     @property
     def values(self) -> dict[str, Tensor]:
@@ -137,7 +140,7 @@ class Dependencies(Drawable):
         Raises:
             InputError: the model has no such layer.
         """
-        return tuple(layer_graph.producers(self.graph, self._layer(layer)))
+        return tuple(layer_graph.producers(self.analysis.graph, self._layer(layer)))
 
     def consumers(self, layer: str) -> tuple[str, ...]:
         """The layers that read a layer's channels.
@@ -153,7 +156,7 @@ class Dependencies(Drawable):
         Raises:
             InputError: the model has no such layer.
         """
-        return tuple(layer_graph.consumers(self.graph, self._layer(layer)))
+        return tuple(layer_graph.consumers(self.analysis.graph, self._layer(layer)))
 
     def coupled_with(self, layer: str) -> tuple[str, ...]:
         """The other layers that have a part in the same units.
@@ -169,7 +172,7 @@ class Dependencies(Drawable):
         Raises:
             InputError: the model has no such layer.
         """
-        return tuple(layer_graph.coupled_with(self.graph, self._layer(layer)))
+        return tuple(layer_graph.coupled_with(self.analysis.graph, self._layer(layer)))
 
     def why(self, first: str, second: str) -> ties.Chain:
         """The operators and source lines that tie two layers together.

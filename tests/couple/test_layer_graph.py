@@ -188,7 +188,8 @@ def test_streams_norms_and_requirements(residual: Dependencies) -> None:
     assert layer_graph.requires(graph, stream) == ["group:gate"]
     assert layer_graph.requires(graph, stream, directly=False) == ["group:gate"]
     assert layer_graph.requires(graph, "group:gate", directly=False) == []
-    assert layer_graph.heads(graph) == [head.layer for head in residual.heads] == ["head"]
+    assert layer_graph.heads(graph) == residual.heads
+    assert [head.layer for head in residual.heads] == ["head"]
 
 
 def test_locks_are_in_the_graph(residual: Dependencies) -> None:

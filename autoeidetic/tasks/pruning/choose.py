@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...couple.groups import Group
+from ...couple.layer_graph import required_first
 from ...couple.locks import reach
 from ...enforce.owners import FREE, Owners
 from ...plan.call_plan import CallPlan
@@ -171,12 +172,8 @@ def _spared(call_plan: CallPlan, reached: Array, owners: Owners, worth: Array) -
 
 def _required_first(call_plan: CallPlan) -> list[Group]:
     """Groups, those that others require first."""
-    requires = call_plan.plan.requires
-    needed = np.zeros(call_plan.plan.units + 1, np.int64)
-    if len(requires):
-        np.add.at(needed, requires[:, 1], 1)
-    rank = {group.name: -int(needed[list(group.units)].max()) for group in call_plan.plan.groups}
-    return sorted(call_plan.plan.groups, key=lambda group: rank[group.name])
+    by_name = {group.name: group for group in call_plan.plan.groups}
+    return [by_name[name] for name in required_first(call_plan.plan.graph)]
 
 
 def _dependents(requires: Array, chosen: Array) -> Array:
