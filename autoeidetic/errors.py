@@ -46,6 +46,7 @@ class AutoeideticError(Exception):
         self.remedy = remedy
         #: The part of the model's graph that was recorded before a capture failed.
         self.captured: object = None
+        # one fact, then one line each for place and remedy:  fact / where: ... / remedy: ...
         where = str(self.place)
         text = fact if not where else f"{fact}\n  where: {where}"
         super().__init__(text if not remedy else f"{text}\n  remedy: {remedy}")

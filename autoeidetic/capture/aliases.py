@@ -37,9 +37,10 @@ def storage_write(
 
 
 class Aliases:
-    """The nodes of tensors, which are recognised by identity, and the content of storages."""
+    """Maps tensors, by identity, to nodes, and storages to their content."""
 
     def __init__(self, writer: GraphWriter, names: Names, stack: CallStack) -> None:
+        # by id(tensor): tensors have no useful hash, and two views of one storage are two values
         self.node_of: dict[int, fx.Node] = {}
         self.writing_calls: set[int] = set()  # calls that wrote to what existed before them
         self._writer = writer
@@ -159,6 +160,7 @@ class Aliases:
         self.rebind(target, node)
 
     def _after_write(self, before: fx.Node, value: fx.Node, target: Tensor) -> fx.Node:
+        # size, stride and offset of the view say which elements of the flat value are new
         node = self.call(storage_write, (before, value, *_view(target)), {})
         node.meta.update({key: before.meta[key] for key in ("shape", "dtype", "layout")})
         return node
@@ -169,6 +171,7 @@ class Aliases:
         self, tensor: Tensor, size: Any, stride: Any, storage_offset: Any = None
     ) -> Any:
         """The arguments of ``as_strided``: it reads the storage, also beyond a view of it."""
+        # a tensor that covers its storage holds all that as_strided can reach
         if _covers_storage(tensor) or storage_of(tensor) not in self._live_storages:
             return tensor, size, stride, storage_offset
         start = tensor.storage_offset() if storage_offset is None else storage_offset
@@ -193,6 +196,7 @@ class Aliases:
         base = self._base.get(storage)
         if base is None or not _covers_storage(base):
             base = self._whole_storage(tensor, base)
+        # [...] contiguous -> [numel], element i of the value is element i of the memory
         size = [base.numel()]
         node = self.call(
             torch.ops.aten.reshape.default, (self.node_of.get(id(base), base), size), {}
@@ -203,6 +207,7 @@ class Aliases:
 
     def _whole_storage(self, tensor: Tensor, base: Tensor | None) -> Tensor:
         """A contiguous stand-in for a storage that no known tensor covers."""
+        # [count]: every element of the memory, also those that no view shows
         count = tensor.untyped_storage().nbytes() // tensor.element_size()
         whole = tensor.as_strided([count], [1], 0)
         if base is not None and id(base) in self.node_of:  # e.g. channels-last activations
@@ -219,6 +224,7 @@ class Aliases:
 
 def storage_of(tensor: Tensor) -> int:
     """The identity of the memory under a tensor."""
+    # not data_ptr(): meta tensors have no address, and all of them would be one storage
     return tensor.untyped_storage()._cdata
 
 

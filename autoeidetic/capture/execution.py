@@ -18,10 +18,10 @@ _LARGEST_CONSTANT = 2**24
 
 
 class Execution:
-    """Runs operators; nothing that existed before the run is written.
+    """Runs operators without writing to anything that existed before the run.
 
     ``way`` is "meta" (parameters and inputs have shapes only) or "real". Stand-ins take the place
-    of tensors of the model: on meta of the parameters, in a real run of what the code writes.
+    of the model's tensors: of parameters on meta, of tensors that the code writes in a real run.
     """
 
     def __init__(self, way: str, names: Names) -> None:
@@ -31,11 +31,12 @@ class Execution:
         self._stand_ins: dict[int, tuple[Tensor, Tensor]] = {}
 
     def placeholder(self, given: Tensor) -> Tensor:
-        """What the model is called with in place of an input."""
+        """The tensor that the model is called with in place of an input."""
         if self.way == "meta":
             return torch.empty_like(given, device="meta")
         if not given.is_meta:
             return given.detach().clone()
+        # examples on meta, and code that looks at data: numbers in [0, 1) keep roots finite
         if given.is_floating_point():
             return torch.rand(given.shape, dtype=given.dtype)
         return torch.zeros(given.shape, dtype=given.dtype)
@@ -45,6 +46,7 @@ class Execution:
     ) -> Any:
         """Run an operator that depends on an input or a parameter."""
         if self.way == "meta":
+            # a table of shapes first: meta kernels are Python code and take most of the time
             output = whole_operators.shortcut(func, args)
             return self._on_meta(func, args, kwargs) if output is None else output
         return self._on_real(func, args, kwargs) if whole is None else whole()
@@ -78,6 +80,7 @@ class Execution:
         known = self._stand_ins.get(id(tensor))
         if known is not None and known[1].shape == tensor.shape:
             return known[1]
+        # the same strides: reshape and view decide by them whether they copy
         stand_in = torch.empty_strided(
             tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
         )

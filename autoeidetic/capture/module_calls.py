@@ -1,4 +1,4 @@
-"""Module calls: which modules are running, what goes in and out of them, what their hooks do."""
+"""Module calls: the inputs and outputs of every call of a module, and the effect of its hooks."""
 
 from __future__ import annotations
 
@@ -108,6 +108,7 @@ class _Hooks:
         self.start = self.writer.recorded
         self.own = self.module.__dict__.get("forward")
         self.forward = self.module.forward
+        # nn.Module.__call__ looks up self.forward, so an instance attribute is found first
         self.module.__dict__["forward"] = self._run
         return self
 
@@ -127,5 +128,5 @@ class _Hooks:
         return output
 
     def compute(self, nodes_in: Any, nodes_out: Any) -> bool:
-        """Do they record operators, or put other values in place of those they are given?"""
+        """Do the hooks record operators, or replace the values that they are given?"""
         return self.total != self.inside or self.border != (nodes_in, nodes_out)

@@ -1,4 +1,4 @@
-"""Bits: what "bitwise identical" means here. Unlike ``!=``, it tells 0 from -0."""
+"""Bits: bitwise comparison of tensors. Unlike ``!=``, it tells 0 from -0."""
 
 from __future__ import annotations
 
@@ -64,5 +64,6 @@ def finite(answer: Any) -> bool:
 
 def alike(left: Any, right: Any) -> bool:
     """Do two answers of one structure have the same bits? All NaNs count as the same."""
+    # the shapes first: different() would broadcast
     pairs = zip(tensors_of(left), tensors_of(right), strict=True)
     return all(a.shape == b.shape and not bool(different(a, b).any()) for a, b in pairs)
