@@ -167,7 +167,7 @@ class DecisionLog:
             raise self._differs()
 
     def _next(self, own: tuple[Hashable, ...]) -> Any:
-        """The value that the code is known to read here; the one it has just read if none is known."""
+        """The value that the code is known to read here, or the one that it has just read."""
         if self._known is None:
             self._own.append(own)
             return own

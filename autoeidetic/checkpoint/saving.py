@@ -46,6 +46,7 @@ def save(net: Network, path: Any) -> None:
         net.pins.impose()
         values = distinct(net.slots)
         _check_storable(net, values)
+        # One flat name space: backbone.*, heads.*, owners, pruned, router.*, example.*
         tensors = dict(values)
         tensors[OWNERS] = torch.from_numpy(net.owners.task)
         tensors[PRUNED] = torch.from_numpy(net.owners.pruned)

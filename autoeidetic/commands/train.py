@@ -162,6 +162,7 @@ def run(options: argparse.Namespace) -> int:
     check_images(tasks[begun:], progress)
     _seed(options.seed)
     made = image_model(options.model, options.size, options.pretrained)
+    # After the model: a name or size that cannot be built leaves no record behind.
     record.write(tasks)
     if not (options.quiet or options.json):
         _introduce(made, tasks)
@@ -227,6 +228,7 @@ def _plain(error: InputError) -> InputError:
 def _lesson(
     task: ImageTask, made: ImageModel, options: argparse.Namespace, device: torch.device
 ) -> Lesson:
+    # The augmentation is for training only; test images are always the same.
     train = Images(task.train, made.transform(options.augment))
     size = options.batch_size
     common: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """Undisturbed: run code on the user's model and leave no trace of it.
 
-One context manager restores everything that a pass may change: modes, attributes and values of a model,
-random number generators, and the state of torch around the pass.
+One context manager restores everything that a pass may change: modes, attributes and values of a
+model, random number generators, and the state of torch around the pass.
 """
 
 from __future__ import annotations

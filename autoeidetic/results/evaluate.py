@@ -73,6 +73,7 @@ def evaluate(
     device = next(net.parameters()).device
     note = _router_note(net)
     routed = set(routable_tasks(net)) if net.router is not None and not note else set()
+    # [true task, task found]; rows of tasks that are not routed stay 0.
     confusion = torch.zeros(len(net.tasks), len(net.tasks), dtype=torch.int64)
     results, names = [], []
     with _looking(net):

@@ -185,6 +185,8 @@ def _counting(norms: list[_Norm], runtime: Runtime) -> Iterator[None]:
 
         return before
 
+    # running = (1 - m) * running + m * batch. With m = 1, 1/2, 1/3, ... that is the plain mean of
+    # the batches so far, and the old value drops out with the first one (m = 1).
     # Custom norms keep their own momentum: their formula is not known.
     own = [norm for norm in norms if isinstance(norm.module, _NORMS)]
     momenta = [norm.module.momentum for norm in own]

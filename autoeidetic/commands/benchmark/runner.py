@@ -69,6 +69,7 @@ def run_all(
     installed = versions()
     try:
         while waiting or running:
+            # Fill all places, then wait for the first process to end: no worker is idle meanwhile.
             while waiting and len(running) < workers:
                 running.append(_start(measure, waiting.popleft(), seconds, gibibytes))
             for job in _ended(running):
@@ -153,6 +154,7 @@ def _ended(running: list[_Job]) -> list[_Job]:
 def _collect(job: _Job, seconds: float) -> Record:
     """The record of a job that has ended or exceeded its time; the process is killed."""
     try:
+        # Nothing to read and no end of the pipe: it was chosen because its time is over.
         if not job.receiver.poll():
             return {"model": job.name, "error": f"took more than {seconds:.0f} s"}
         return {"model": job.name, **job.receiver.recv()}
@@ -168,6 +170,7 @@ def _collect(job: _Job, seconds: float) -> Record:
 def _child(
     measure: Callable[[str], Record], name: str, gibibytes: float, sender: Connection
 ) -> None:
+    # In the child, as limits are inherited and cannot be raised again.
     _limit_memory(gibibytes)
     try:
         record = measure(name)
@@ -194,6 +197,7 @@ def peak_memory() -> float:
     """Peak resident memory of this process so far, in GiB."""
     import resource
 
+    # ru_maxrss is in KiB on Linux.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
 
 
@@ -211,6 +215,7 @@ def time_limit(seconds: int) -> Iterator[None]:
     def expire(*_: object) -> None:
         raise TimeoutError(f"took more than {seconds} s")
 
+    # Works in the main thread only, and only when Python code runs: a long kernel ends first.
     before = signal.signal(signal.SIGALRM, expire)
     signal.alarm(seconds)
     try:

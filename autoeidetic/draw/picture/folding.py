@@ -181,6 +181,7 @@ class _Tree:
         found: dict[tuple[str, str, str], dict[str, None]] = {}
         later: dict[tuple[str, str, str], dict[str, None]] = {}
         for edge in self.drawing.edges:
+            # First to the shown block of a run, then to the closed module around it.
             source = place[self.stands_for.get(edge.source, edge.source)]
             target = place[self.stands_for.get(edge.target, edge.target)]
             # A closed module hides its inner edges; the count at a run stands for its inner edges.
@@ -227,6 +228,7 @@ def _may_stack(node: Node, above: Node | None, link: Edge, leaving: dict[str, li
         return False
     if node.kind in _ALWAYS_ALONE or above.kind in _ALWAYS_ALONE or above.type == "Parameter":
         return False
+    # A weight ("consumes") or a gate starts a card of its own.
     return link.kind in ("coupled", "normalises")
 
 
