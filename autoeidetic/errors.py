@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the user's model something happens."""
+    """A place in the user's model: module path, operator and source line."""
 
     module: str = ""
     operator: str = ""

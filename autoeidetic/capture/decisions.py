@@ -157,7 +157,7 @@ class DecisionLog:
         return pytree.tree_unflatten(same, structure)
 
     def read(self, func: Any, tensor: Tensor) -> None:
-        """The content of a tensor becomes a list or an array.
+        """Note that the content of a tensor becomes a list or an array.
 
         Raises:
             EnforcementError: it is known to be another one.

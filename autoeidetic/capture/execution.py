@@ -88,7 +88,7 @@ class Execution:
         return stand_in
 
     def constant(self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run for real: the value may decide which unit sits where."""
+        """Run an operator on constants for real: its value may decide which unit sits where."""
         if self.way == "meta" and schema.device_argument:
             args, kwargs = convert((args, kwargs), torch.device, _on_cpu)
         tensors = leaves(args, Tensor)
@@ -97,7 +97,7 @@ class Execution:
         return func(*args, **kwargs)
 
     def like(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
-        """``zeros_like`` and friends read a shape only: the result is a constant."""
+        """Run ``zeros_like`` and its like, which read only a shape: the result is a constant."""
         if self.way == "real":
             return func(*args, **kwargs)
         model = args[0]
@@ -121,5 +121,5 @@ class Execution:
 
 
 def _on_cpu(device: torch.device) -> torch.device:
-    """Constants are made on the CPU even when the code asks for the input's device."""
+    """The CPU in place of meta: constants have data even on the device of the input."""
     return torch.device("cpu") if device.type == "meta" else device

@@ -49,7 +49,7 @@ class GraphWriter:
         return node
 
     def part(self, node: fx.Node, index: int) -> fx.Node:
-        """One of several results of a node, which is no operator of its own."""
+        """One of several results of a node; it does not count as an operator."""
         part = self.graph.create_node("call_function", operator.getitem, (node, index), name="part")
         part.meta.update({key: node.meta[key] for key in ("module", "line", "scope")})
         return part
@@ -76,7 +76,7 @@ class GraphWriter:
         return node
 
     def place(self, func: Any = "") -> Place:
-        """Where the model is now, for messages."""
+        """The place that the model is executing, for messages."""
         return Place(self._stack.path, str(func), calling_line(self._entrance))
 
 

@@ -64,19 +64,19 @@ class ModuleCalls:
         return output
 
     def _note_failure(self, error: Exception, path: str) -> None:
-        """The innermost module that an error passes is its place."""
+        """Note the innermost module that an error passes as its place."""
         place = self.place_of(error) or Place(path)
         if not place.line:  # raised by torch: the line that called it is further outside
             place = replace(place, line=raising_line(error))
         self._failures[id(error)] = (error, place)
 
     def place_of(self, error: Exception) -> Place | None:
-        """Where an error was raised, if it was in a module of the model."""
+        """The place of an error; None if it was not raised in a module of the model."""
         failure = self._failures.get(id(error))
         return failure[1] if failure is not None else None
 
     def forget_failures(self) -> None:
-        """Errors hold the frames they passed, and these hold this object: break the cycle."""
+        """Break the cycle of errors, the frames they passed, and this object in those frames."""
         self._failures.clear()
 
 

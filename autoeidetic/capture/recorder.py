@@ -201,7 +201,7 @@ class Recorder:
     # -- without an operator ----------------------------------------------------------
 
     def leave_torch(self, func: Any, tensor: Tensor) -> None:
-        """A tensor is about to become a list or a numpy array, which cannot be followed."""
+        """Record that a tensor becomes a list or a NumPy array, which cannot be followed."""
         if not self._aliases.is_live(tensor):
             self.decisions.read(func, tensor)
             return
@@ -212,7 +212,7 @@ class Recorder:
         node.meta.update(shape=(), read_by_python=True)
 
     def check_data(self, target: Tensor, value: Tensor) -> None:
-        """``target.data = value`` gives a tensor other memory without any operator.
+        """Check ``target.data = value``, which exchanges memory without an operator.
 
         Raises:
             CaptureError: one of them is computed in this run.

@@ -1,4 +1,4 @@
-"""Source lines: which line of the user's code calls an operator or raises an error."""
+"""Source lines: the line of the user's code that calls an operator or raises an error."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ def _lstm_shape(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """ATen's meta kernel would unroll the sequence.
+    """Shapes of an LSTM's results; ATen's meta kernel would unroll the sequence.
 
     input ``[T, N, C]`` or ``[N, T, C]``, states ``[layers * directions, N, H]``,
     output ``[..., H * directions]``.

@@ -86,7 +86,7 @@ def save(net: Network, path: Any) -> None:
 
 
 def _check_storable(net: Network, values: Mapping[str, Tensor]) -> None:
-    """Refuse state that a file would lose without a word."""
+    """Refuse state that a file would silently lose."""
     for name, tensor in values.items():
         if tensor.is_meta or tensor.layout != torch.strided:
             raise CheckpointError(

@@ -22,7 +22,7 @@ _FORMULA = tuple("=+-@'")
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to; after the block, that file is in the place of ``path``.
+    """A temporary path to write to; after the block, the file replaces ``path``.
 
     Whatever happens, the old file or the new one is there. A link keeps its target, the new file
     has the permissions of the old one, and temporary files of killed processes are removed from

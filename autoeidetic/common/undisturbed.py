@@ -166,7 +166,7 @@ def _restore(module: nn.Module, state: dict[str, tuple[Any, Any]]) -> None:
 
 
 def _same_items(left: Any, right: Any) -> bool:
-    """By identity: ``==`` of tensors gives tensors, and may be slow."""
+    """Do two containers hold the same objects? Not by ``==``, which gives tensors for tensors."""
     if right is None:
         return not left
     if isinstance(left, dict):

@@ -135,7 +135,7 @@ def _chosen(net: Network, loaders: Loaders, tasks: Iterable[int] | None) -> list
 
 @contextmanager
 def _looking(net: Network) -> Iterator[None]:
-    """In eval mode without gradients; modes and the generator that loaders draw from put back."""
+    """Eval mode without gradients; restores modes, and the generator that loaders draw from."""
     before = net.training
     with undisturbed(net, evaluate=True, generators="cpu", gradients=False):
         try:

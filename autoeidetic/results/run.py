@@ -149,7 +149,7 @@ class Run:
 
     @property
     def bitwise(self) -> Bitwise:
-        """Whether the outputs of finished tasks have stayed the same, bit for bit."""
+        """The comparison of finished tasks' outputs over time, bit for bit."""
         return Bitwise.of({t: r["evaluation"]["tasks"] for t, r in self._tasks.items()})
 
     # -- recording -----------------------------------------------------------------------------
@@ -276,7 +276,7 @@ class Run:
             )
 
     def _drop_old_rows(self, task: int) -> None:
-        """Drop epochs of before a crash that the repeated training did not have.
+        """Drop epochs from before a crash that the repeated training did not have.
 
         Rows keep the order of their first record, so everything after the first repeated epoch that
         was not repeated as well is left over from before the crash.

@@ -47,7 +47,7 @@ class FeatureBlock:
 
 @dataclass(frozen=True)
 class View:
-    """Which features there are, and which of them each finished task may see.
+    """The features of a network, and those that each finished task may see.
 
     ``numbers`` are the tasks; ``classes`` (sizes of their heads) and ``columns`` (indices of the
     features that a task may see) follow the same order. ``width`` is the number of features.
@@ -168,7 +168,7 @@ def _channel(net: Network, head: HeadPlan) -> int:
 
 
 def _channels_of(mask: Tensor | None, channel: int, channels: int) -> Tensor:
-    """Which channels a mask leaves at least one element of; None masks nothing."""
+    """A mask ``[channels]``: is any element of the channel visible? None masks nothing."""
     if mask is None:
         return torch.ones(channels, dtype=torch.bool)
     others = [dim for dim in range(mask.dim()) if dim != channel]

@@ -1,4 +1,4 @@
-"""Running statistics: those of norms, re-estimated from data for the current weights.
+"""Running statistics of norms, re-estimated from data for the current weights.
 
 In train mode a batch norm uses the statistics of the batch; in eval mode it uses running ones,
 which are averages over earlier steps. After few steps, or after a round of pruning, those describe
@@ -148,7 +148,7 @@ def _is_running(net: Network, name: str) -> bool:
 
 @contextmanager
 def _mode(net: Network, *, training: bool) -> Iterator[None]:
-    """The network in a mode, unless it is in it; afterwards every module is in its own again."""
+    """The network in train or eval mode; afterwards every module has its own mode again."""
     before = net.training
     with undisturbed(net):
         try:
