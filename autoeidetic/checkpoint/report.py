@@ -80,9 +80,9 @@ class Audit:
     covers everything that decides an answer: kept elsewhere, it shows later whether somebody
     has sealed tasks again, let another task answer, or replaced the router. ``noted``: are the
     seals of the passed digest in the file? ``answers``: is everything else that decides an answer
-    as it was then? Both are None if no digest was passed, or the digest does not tell. ``router`` describes
-    the router in the file. ``ok``: every finished task is as sealed, the file is intact, and
-    everything is as noted.
+    as it was then? Both are None if no digest was passed, or the digest does not tell. ``router``
+    describes the router in the file. ``ok``: every finished task is as sealed, the file is intact,
+    and everything is as noted.
     """
 
     path: str

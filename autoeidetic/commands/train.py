@@ -213,6 +213,7 @@ def _device(name: str) -> torch.device:
 
 def _seed(seed: int) -> None:
     """Seed all generators that augmentation draws from: torch, random and NumPy."""
+    # The ranges of the generators differ; a negative seed is allowed on the command line.
     torch.manual_seed(seed % 2**63)
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -220,6 +221,7 @@ def _seed(seed: int) -> None:
 
 def _plain(error: InputError) -> InputError:
     """Strip the worker's traceback, which torch prepends to an error in a loading process."""
+    # The text is all that is left of the worker's error: fact and remedy are cut out of it again.
     words = error.fact.rpartition(f"{InputError.__name__}: ")[2]
     fact, _, remedy = words.partition("\n  remedy: ")
     return InputError(fact.strip(), place=error.place, remedy=remedy.strip() or error.remedy)

@@ -219,6 +219,7 @@ def _first(step: fx.Node) -> fx.Node:
     """The result of an operator; the first one if it has several."""
     if "shape" in step.meta:
         return step
+    # An operator with several results has no shape itself; its parts (getitem) have.
     parts = [user for user in step.users if operator_name(user) == "getitem"]
     return min(parts, key=lambda part: str(part.args[1]), default=step)
 

@@ -160,6 +160,7 @@ def _nodes(
     calls: dict[str, int] = defaultdict(int)
     nodes = []
     for index, box in enumerate(found.boxes):
+        # The number of this call of the module; operators have no path.
         calls[box.path] += bool(box.path)
         label = _label(box, home[index], calls[box.path])
         node = _node(found, layers, box, f"n{index}", home[index].id, label)

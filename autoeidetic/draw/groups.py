@@ -41,6 +41,7 @@ def draw_groups(
         readers: dict[int, None] = {}
         for member in group.members:
             for box in layers.boxes_of(member):
+                # Dicts as ordered sets: a layer may be a member several times.
                 (readers if member.role == "input" else nodes)[box] = None
                 parts[box][GroupRole(f"g{number}", member.role)] = None
         places.append(_Places(sorted(nodes), sorted(readers), couplers[number]))

@@ -60,6 +60,7 @@ class Meaning:
         return groups, max((count for _, count in parts), default=0)
 
     def _of_units(self, units: np.ndarray) -> tuple[tuple[int, ...], int]:
+        # 0 is no unit: an input or a constant.
         present = np.unique(units)
         present = present[present > 0]
         return self._groups_of(self._sources(present)), len(present)
@@ -151,6 +152,7 @@ class Meaning:
         if target.kind == "output":
             return "coupled"
         if parameters:
+            # A layer with several parameters: one that reads makes the whole layer read.
             roles = {role for name in parameters for role in self._roles[name]}
             if roles & _READS or any(self.deps.plan.parameters[n].reads for n in parameters):
                 return "consumes"

@@ -36,6 +36,7 @@ class Branch:
 
     def items(self) -> list[int | Branch]:
         """Boxes and branches in order of use."""
+        # A branch is as early as its first box; numbers of boxes are the order of execution.
         keyed: list[tuple[int, int | Branch]] = [(box, box) for box in self.boxes]
         keyed += [(branch.order, branch) for branch in self.branches]
         return [item for _, item in sorted(keyed, key=lambda pair: pair[0])]

@@ -98,6 +98,7 @@ def analyze(name: str) -> Record:
         "largest_unit": _largest_unit(deps),
         "locked_share": deps.locked.share,
         "locks": len(deps.locked),
+        # the largest lock only; their number is in "locks"
         "locked": [_portable(lock.to_dict()) for lock in deps.locked][:1],
         **_capacity(model, deps),
         "seconds_capture": seconds_of(lambda: capture(model, inputs)),

@@ -185,6 +185,7 @@ def _attentions(model: nn.Module) -> Iterator[tuple[Any, nn.Linear]]:
 
 
 def _classifiers(model: nn.Module, outputs: int) -> list[nn.Module]:
+    # By size: models name their classifier differently, and some have two.
     sizes = {nn.Linear: "out_features", nn.Conv2d: "out_channels"}
     return [
         module

@@ -133,6 +133,7 @@ def _frame(across: Axis, up: Axis, title: str, x: str, y: str) -> list[str]:
 
 
 def _legend(names: list[str], top: float = TOP - 8) -> list[str]:
+    # 6 pixels per letter: an estimate, as SVG cannot measure text.
     body, left = [], float(LEFT)
     for name, colour in zip(names, COLOURS, strict=False):
         body.append(

@@ -134,6 +134,7 @@ class _Job:
 
 def _start(measure: Callable[[str], Record], name: str, seconds: float, gibibytes: float) -> _Job:
     context = multiprocessing.get_context("fork")
+    # One pipe per process: a shared queue could be left locked by a killed one.
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(measure, name, gibibytes, sender))
     process.start()
@@ -253,6 +254,7 @@ def versions() -> dict[str, str]:
 
 def _all_versions(packages: Iterable[str], records: Iterable[Record]) -> dict[str, str]:
     """Package -> all versions that occur in the records."""
+    # Records of earlier versions have none; they count as measured with those of today.
     now = versions()
     used = [record.get("versions", now) for record in records]
     found = {name: sorted({each[name] for each in used if name in each}) for name in packages}

@@ -108,6 +108,7 @@ def plot_times(records: list[Record]) -> str:
         found = part(record, "analyze")
         if not found:
             continue
+        # Dots of one model share their x, so tools can be compared column by column.
         series["analyze"].append((found["nodes"], found["seconds"], record["model"]))
         for way, title in titles.items():
             seconds = part(record, "compare").get("seconds", {}).get(way)
@@ -125,6 +126,7 @@ def plot_coverage(records: list[Record]) -> str:
         kinds["no bit moved"] = verified
     if any(record.get("compare") for record in records):
         kinds["halved by Torch-Pruning"] = pruned_by_torch_pruning
+    # Only stages that were run have bars; a missing stage is no failure.
     families: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         families[record["family"]].append(record)

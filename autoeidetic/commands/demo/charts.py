@@ -51,6 +51,7 @@ def capacity_chart(
         if not shown:
             continue
         points = [upper[n] for n in shown] + [lower[n] for n in reversed(shown)]
+        # Two corners close the area on the left: an open task may use everything that is free.
         start = 0 if task == 0 else boundaries[task - 1]
         points += [(start, points[-1][1]), (start, 1.0)]  # the area begins at the task's boundary
         share = f"{names[task]}: {100 * moments[-1].tasks[task]:.1f}% of the network"

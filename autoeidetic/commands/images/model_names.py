@@ -30,6 +30,7 @@ def inspect_model(name: str, inputs: tuple[Tensor, ...] | None) -> Dependencies:
         with parameters_on_meta():
             model = build()
         return analyze(model, inputs)
+    # A wrong name or input is the user's mistake: weights would not change it.
     except InputError:
         raise
     except Exception:  # a constructor or a forward may raise anything without data

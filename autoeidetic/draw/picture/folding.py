@@ -167,6 +167,7 @@ class _Tree:
         found = {}
         for module in self.drawing.modules:
             around = self._ancestors(module.id)
+            # At most one: levels differ along a path to the root.
             closed = [m for m in around if self.level[m] == depth]
             if closed:
                 found[module.id] = closed[0]
@@ -195,6 +196,7 @@ class _Tree:
         ]
 
     def _within_a_run(self, edge: Edge) -> bool:
+        # Both ends in one run, but in different blocks.
         runs = self._run(edge.target)
         return any(runs.get(of, index) != index for of, index in self._run(edge.source).items())
 

@@ -177,6 +177,7 @@ class _Builder:
             self.around |= dict.fromkeys(self.inner[line], line)
             self.downwards[line] = down
             line_sizes.append(_in_line([sizes[position] for position in positions], down))
+        # The lines stand side by side, across the direction in which each of them runs.
         self.downwards[frame] = not down
         return _in_line(line_sizes, not down)
 
@@ -222,6 +223,7 @@ class _Builder:
         else:
             level = self.around[item]
         start, end = port or item, other_port or other
+        # Arrows of the same kind on the same way share one line.
         key = f"{start}|{end}|{link.kind}"
         known = self.segments.get(key)
         # dict.fromkeys: unique, in the order of first use, so that pictures are reproducible.
@@ -295,6 +297,7 @@ def _in_line(sizes: Sequence[Point], down: bool) -> Point:
 
 def _distance(size: Point, aspect: float) -> float:
     """How far an aspect is off: 0 if right, the same for twice as wide and twice as high."""
+    # A logarithm: twice as wide and half as wide are equally far off.
     return abs(math.log(size[0] / size[1] / aspect))
 
 
