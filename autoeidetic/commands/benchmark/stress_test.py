@@ -186,7 +186,7 @@ def train(net: Any, x: CallInputs, classes: int, optimizer: torch.optim.Optimize
 
 def adopt(optimizer: torch.optim.Optimizer, net: nn.Module) -> None:
     """Add parameters that the optimizer does not have yet: the head of a new task."""
-    # By identity: parameters compare by value.
+    # By id: "in" would compare the values of tensors.
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     new = [p for p in net.parameters() if id(p) not in known]
     if new:

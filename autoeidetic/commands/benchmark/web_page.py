@@ -119,6 +119,7 @@ def plot_times(records: list[Record]) -> str:
 
 def plot_coverage(records: list[Record]) -> str:
     """The number of models of each family that passed each stage."""
+    # Only stages that were run have bars; a missing stage is no failure.
     kinds = {"analysed": analysed}
     if any(record.get("convert") for record in records):
         kinds["converted"] = converted
@@ -126,7 +127,6 @@ def plot_coverage(records: list[Record]) -> str:
         kinds["no bit moved"] = verified
     if any(record.get("compare") for record in records):
         kinds["halved by Torch-Pruning"] = pruned_by_torch_pruning
-    # Only stages that were run have bars; a missing stage is no failure.
     families: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         families[record["family"]].append(record)
