@@ -40,7 +40,7 @@ class Aliases:
     """Maps tensors, by identity, to nodes, and storages to their content."""
 
     def __init__(self, writer: GraphWriter, names: Names, stack: CallStack) -> None:
-        # by id(tensor): tensors have no useful hash, and two views of one storage are two values
+        # by id(tensor), not by storage: two views of one storage are two values
         self.node_of: dict[int, fx.Node] = {}
         self.writing_calls: set[int] = set()  # calls that wrote to what existed before them
         self._writer = writer

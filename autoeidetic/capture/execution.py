@@ -36,7 +36,7 @@ class Execution:
             return torch.empty_like(given, device="meta")
         if not given.is_meta:
             return given.detach().clone()
-        # examples on meta, and code that looks at data: numbers in [0, 1) keep roots finite
+        # examples on meta, and code that looks at data: numbers in [0, 1) have roots
         if given.is_floating_point():
             return torch.rand(given.shape, dtype=given.dtype)
         return torch.zeros(given.shape, dtype=given.dtype)

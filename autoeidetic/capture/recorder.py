@@ -198,7 +198,7 @@ class Recorder:
         self._aliases.written(target, node, before)
         return target
 
-    # -- without an operator ----------------------------------------------------------
+    # -- without an operator -----------------------------------------------------------
 
     def leave_torch(self, func: Any, tensor: Tensor) -> None:
         """Record that a tensor becomes a list or a NumPy array, which cannot be followed."""

@@ -112,7 +112,7 @@ def _task(net: Network, task: Task, changed_before: list[str]) -> TaskAudit:
         answered_by=None if other is None else net.tasks[other].name,
     )
     # What is sealed, and what each part proves:
-    #   terms     name, classes and options    differ: edited
+    #   terms     name, classes and options        differ: edited
     #   owners    which elements are the task's    differ: edited
     #   values    digest of every frozen tensor    differ: edited, or rounded by a conversion
     #   outputs   answers to the example inputs    differ: one of the above, or another machine
