@@ -16,7 +16,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the user's model something happens."""
+    """A place in the user's model: module path, operator and source line."""
 
     module: str = ""
     operator: str = ""
@@ -51,6 +51,7 @@ class AutoeideticError(Exception):
         self.remedy = remedy
         #: The part of the model's graph that was recorded before a capture failed.
         self.captured: object = None
+        # one fact, then one line each for place and remedy:  fact / where: ... / remedy: ...
         where = str(self.place)
         text = fact if not where else f"{fact}\n  where: {where}"
         super().__init__(text if not remedy else f"{text}\n  remedy: {remedy}")

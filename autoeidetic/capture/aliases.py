@@ -1,4 +1,4 @@
-"""Aliases: which node holds the value of a tensor, also after writes through views of its memory.
+"""Aliases: the node that holds the value of a tensor, also after writes through views of it.
 
 A graph has no memory, only values. So a storage that is written through a view becomes a value
 itself: a flat tensor, of which each write makes a new version.
@@ -37,9 +37,10 @@ def storage_write(
 
 
 class Aliases:
-    """The nodes of tensors, which are recognised by identity, and the content of storages."""
+    """Maps tensors, by identity, to nodes, and storages to their content."""
 
     def __init__(self, writer: GraphWriter, names: Names, stack: CallStack) -> None:
+        # by id(tensor), not by storage: two views of one storage are two values
         self.node_of: dict[int, fx.Node] = {}
         self.writing_calls: set[int] = set()  # calls that wrote to what existed before them
         self._writer = writer
@@ -93,7 +94,7 @@ class Aliases:
         return node
 
     def structure(self, value: Any) -> Any:
-        """The same nesting with nodes for what tensors hold now, and None for the rest."""
+        """The same nesting with the current nodes of tensors, and None for other leaves."""
         if isinstance(value, Tensor):
             return self.node(value) if id(value) in self.node_of else None
         if isinstance(value, (tuple, list)):
@@ -103,13 +104,13 @@ class Aliases:
         return None
 
     def call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> fx.Node:
-        """A node that calls an operator on what the tensors hold now."""
+        """A node that calls an operator on the current values of tensors."""
         node_args = convert(args, Tensor, self.node)
         node_kwargs = convert(kwargs, Tensor, self.node)
         return self._writer.call(func, node_args, node_kwargs)
 
     def bind(self, tensor: Tensor, node: fx.Node) -> None:
-        """From now on a new tensor is the value of a node."""
+        """Register a new tensor as the value of a node."""
         describe(node, tensor)
         self._alive.append(tensor)
         storage = storage_of(tensor)
@@ -120,7 +121,7 @@ class Aliases:
         self.rebind(tensor, node)
 
     def rebind(self, tensor: Tensor, node: fx.Node) -> None:
-        """A tensor that is known already is the value of another node."""
+        """Register a known tensor as the value of another node."""
         self.node_of[id(tensor)] = node
         if self._writes:
             self._seen_writes[id(tensor)] = self._writes.get(storage_of(tensor), 0)
@@ -146,7 +147,10 @@ class Aliases:
         return self._flat_node(target) if not _covers_storage(target) else None
 
     def written(self, target: Tensor, node: fx.Node, before: fx.Node | None) -> None:
-        """``node`` is now in the place of ``target``; ``before`` comes from before_write."""
+        """Register a write: ``target`` now has the value of ``node``.
+
+        ``before`` is the result of :meth:`before_write`.
+        """
         storage = storage_of(target)
         # calls that are running now but were not when the memory was made: it is not theirs
         self.writing_calls.update(set(self._stack.scope) - set(self._birth.get(storage, ())))
@@ -159,6 +163,7 @@ class Aliases:
         self.rebind(target, node)
 
     def _after_write(self, before: fx.Node, value: fx.Node, target: Tensor) -> fx.Node:
+        # size, stride and offset of the view say which elements of the flat value are new
         node = self.call(storage_write, (before, value, *_view(target)), {})
         node.meta.update({key: before.meta[key] for key in ("shape", "dtype", "layout")})
         return node
@@ -168,7 +173,8 @@ class Aliases:
     def from_storage(
         self, tensor: Tensor, size: Any, stride: Any, storage_offset: Any = None
     ) -> Any:
-        """The arguments of ``as_strided``: it reads the storage, also beyond a view of it."""
+        """Arguments of ``as_strided`` on the storage, which it reads even beyond a view."""
+        # a tensor that covers its storage holds all that as_strided can reach
         if _covers_storage(tensor) or storage_of(tensor) not in self._live_storages:
             return tensor, size, stride, storage_offset
         start = tensor.storage_offset() if storage_offset is None else storage_offset
@@ -193,6 +199,7 @@ class Aliases:
         base = self._base.get(storage)
         if base is None or not _covers_storage(base):
             base = self._whole_storage(tensor, base)
+        # [...] contiguous -> [numel], element i of the value is element i of the memory
         size = [base.numel()]
         node = self.call(
             torch.ops.aten.reshape.default, (self.node_of.get(id(base), base), size), {}
@@ -203,6 +210,7 @@ class Aliases:
 
     def _whole_storage(self, tensor: Tensor, base: Tensor | None) -> Tensor:
         """A contiguous stand-in for a storage that no known tensor covers."""
+        # [count]: every element of the memory, also those that no view shows
         count = tensor.untyped_storage().nbytes() // tensor.element_size()
         whole = tensor.as_strided([count], [1], 0)
         if base is not None and id(base) in self.node_of:  # e.g. channels-last activations
@@ -219,6 +227,7 @@ class Aliases:
 
 def storage_of(tensor: Tensor) -> int:
     """The identity of the memory under a tensor."""
+    # not data_ptr(): meta tensors have no address, and all of them would be one storage
     return tensor.untyped_storage()._cdata
 
 

@@ -54,6 +54,8 @@ def capture(model: nn.Module, *inputs: CallInputs) -> Capture:
         CaptureError: the model runs neither on meta tensors nor on real ones.
     """
     _check_tensors(model)
+    # meta first: no arithmetic, no memory, so a model with billions of parameters takes seconds;
+    # and no value can be looked at by mistake
     try:
         return _run(model, inputs, "meta")
     except _RunError as first:
@@ -121,8 +123,9 @@ def _run(model: nn.Module, inputs: Sequence[CallInputs], way: str) -> Capture:
 
     Raises:
         AutoeideticError: the model does something that cannot be recorded.
-        _RunError: the model raises, whatever it may be.
+        _RunError: the model raises anything.
     """
+    # a new one for each attempt: a failed run leaves half a graph
     recorder = Recorder(model, way, _record.__code__)
     try:
         return recorder.finish([_record(recorder, model, each) for each in inputs])
@@ -137,7 +140,7 @@ def _run(model: nn.Module, inputs: Sequence[CallInputs], way: str) -> Capture:
 
 
 def captured_part(error: BaseException | None) -> Capture | None:
-    """What had been captured when this error, or one that it comes from, was raised."""
+    """The capture that was under way when this error, or one of its causes, was raised."""
     while error is not None:
         if isinstance(error, AutoeideticError) and isinstance(error.captured, Capture):
             return error.captured
@@ -183,6 +186,7 @@ def _module_calls(recorder: Recorder) -> Iterator[None]:
             return original(module, *args, **kwargs)
         return recorder.module_calls.run(path, original, module, args, kwargs)
 
+    # Python looks __call__ up on the type, so a patch of single modules would have no effect
     nn.Module.__call__ = call  # type: ignore[method-assign]
     try:
         yield
@@ -229,5 +233,6 @@ class _FunctionMode(TorchFunctionMode):
             overload,
             arguments,
             keywords[0] if keywords else {},
+            # real runs call the function itself; the operator is only what is written down
             whole=lambda: func(*args, **kwargs),
         )

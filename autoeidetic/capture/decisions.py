@@ -1,7 +1,7 @@
-"""Decisions: what Python code has read out of tensors in a pass, which may decide its path.
+"""Decisions: values that Python code reads out of tensors in a pass, and that may decide its path.
 
 Two passes of a model with the same signature and the same decisions take the same path.
-:func:`decisions` collects those of a pass, :class:`DecisionLog` makes the analysis take them.
+:func:`decisions` collects those of a pass; :class:`DecisionLog` replays them in the analysis.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..common.trees import leaves
 from ..errors import EnforcementError, Place
 
-#: They turn the content of a tensor into Python or NumPy values.
+#: Functions that turn the content of a tensor into Python or NumPy values.
 _LEAVES_TORCH = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__})
 _READS_LISTS = frozenset({torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor})
 #: Operators whose number (``item``) or shape (``nonzero``) depends on data.
@@ -28,7 +28,7 @@ _DECIDE: dict[Any, bool] = {}
 
 
 def _decides(func: Any, args: Any) -> bool:
-    """Is the result of an operator a number, or has it a shape, that depends on data?"""
+    """Does the number or the shape that an operator returns depend on data?"""
     known = _DECIDE.get(func)
     if known is None:
         known = _DECIDE[func] = any(tag in func.tags for tag in _TAGS)
@@ -38,7 +38,7 @@ def _decides(func: Any, args: Any) -> bool:
 
 
 def _outcome(func: Any, output: Any) -> tuple[Hashable, ...]:
-    """What Python code can see of a result: numbers themselves, and the shapes of tensors."""
+    """The part of a result that Python code sees: numbers, and the shapes of tensors."""
     told = (
         tuple(leaf.shape) if isinstance(leaf, Tensor) else leaf
         for leaf in pytree.tree_leaves(output)
@@ -58,6 +58,7 @@ def given_away(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 def _content(func: Any, tensor: Tensor) -> tuple[Hashable, ...]:
     """The values of a tensor that becomes a list or an array."""
+    # bytes and not numbers: they are hashable, and NaN equals itself
     values = tensor.detach().cpu().contiguous()
     plain = values.view(torch.uint8) if values.dim() else values.reshape(1).view(torch.uint8)
     return func.__name__, tuple(tensor.shape), bytes(plain.numpy().tobytes())
@@ -88,7 +89,7 @@ class _Functions(TorchFunctionMode):
 
 @contextmanager
 def decisions() -> Iterator[list[Hashable]]:
-    """Collect the decisions of what runs inside, in order.
+    """Collect the decisions of the code that runs inside, in order.
 
     Example:
         >>> with decisions() as seen:
@@ -103,7 +104,7 @@ def decisions() -> Iterator[list[Hashable]]:
 
 
 class DecisionLog:
-    """The decisions of analysed calls: taken as they come, or as they are known beforehand.
+    """The decisions of analysed calls: collected, or replayed where they are known beforehand.
 
     ``real`` tells whether there are values to decide by; ``place`` gives the place of an error.
     """
@@ -122,9 +123,11 @@ class DecisionLog:
         Raises:
             EnforcementError: the code reads something else.
         """
+        # known: replay them in order; not known: collect them
         self._known, self._own = None if known is None else iter(known), []
         yield
         if self._real and self._known is not None:
+            # the code has read less than it is known to read: another path
             if next(self._known, None) is not None:
                 raise self._differs()
         self.taken.append(tuple(self._own) if known is None else known)
@@ -138,6 +141,7 @@ class DecisionLog:
         """
         if not self._real or not _decides(func, args):
             return output
+        # the analysis has other values (examples, stand-ins): the known outcome replaces its own
         own = _outcome(func, output)
         known = self._next(own)
         if known == own:
@@ -153,7 +157,7 @@ class DecisionLog:
         return pytree.tree_unflatten(same, structure)
 
     def read(self, func: Any, tensor: Tensor) -> None:
-        """The content of a tensor becomes a list or an array.
+        """Note that the content of a tensor becomes a list or an array.
 
         Raises:
             EnforcementError: it is known to be another one.
@@ -163,7 +167,7 @@ class DecisionLog:
             raise self._differs()
 
     def _next(self, own: tuple[Hashable, ...]) -> Any:
-        """What the code is known to read at this place; else what it has read now."""
+        """The value that the code is known to read here, or the one that it has just read."""
         if self._known is None:
             self._own.append(own)
             return own
@@ -171,8 +175,8 @@ class DecisionLog:
 
     def _differs(self) -> EnforcementError:
         return EnforcementError(
-            "the model's code looks at values that are others in a network with several tasks than "
-            "in the model alone, so its path cannot be analysed",
+            "the model's code looks at values that differ between a network with several tasks and "
+            "the model alone, so its path cannot be analysed",
             place=self._place(),
             remedy="compute with tensors instead of numbers and sizes that depend on data "
             "(torch.where instead of if)",

@@ -18,10 +18,10 @@ _LARGEST_CONSTANT = 2**24
 
 
 class Execution:
-    """Runs operators; nothing that existed before the run is written.
+    """Runs operators without writing to anything that existed before the run.
 
     ``way`` is "meta" (parameters and inputs have shapes only) or "real". Stand-ins take the place
-    of tensors of the model: on meta of the parameters, in a real run of what the code writes.
+    of the model's tensors: of parameters on meta, of tensors that the code writes in a real run.
     """
 
     def __init__(self, way: str, names: Names) -> None:
@@ -31,11 +31,12 @@ class Execution:
         self._stand_ins: dict[int, tuple[Tensor, Tensor]] = {}
 
     def placeholder(self, given: Tensor) -> Tensor:
-        """What the model is called with in place of an input."""
+        """The tensor that the model is called with in place of an input."""
         if self.way == "meta":
             return torch.empty_like(given, device="meta")
         if not given.is_meta:
             return given.detach().clone()
+        # examples on meta, and code that looks at data: numbers in [0, 1) have roots
         if given.is_floating_point():
             return torch.rand(given.shape, dtype=given.dtype)
         return torch.zeros(given.shape, dtype=given.dtype)
@@ -45,6 +46,7 @@ class Execution:
     ) -> Any:
         """Run an operator that depends on an input or a parameter."""
         if self.way == "meta":
+            # a table of shapes first: meta kernels are Python code and take most of the time
             output = whole_operators.shortcut(func, args)
             return self._on_meta(func, args, kwargs) if output is None else output
         return self._on_real(func, args, kwargs) if whole is None else whole()
@@ -78,6 +80,7 @@ class Execution:
         known = self._stand_ins.get(id(tensor))
         if known is not None and known[1].shape == tensor.shape:
             return known[1]
+        # the same strides: reshape and view decide by them whether they copy
         stand_in = torch.empty_strided(
             tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
         )
@@ -85,7 +88,7 @@ class Execution:
         return stand_in
 
     def constant(self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run for real: the value may decide which unit sits where."""
+        """Run an operator on constants for real: its value may decide which unit sits where."""
         if self.way == "meta" and schema.device_argument:
             args, kwargs = convert((args, kwargs), torch.device, _on_cpu)
         tensors = leaves(args, Tensor)
@@ -94,7 +97,7 @@ class Execution:
         return func(*args, **kwargs)
 
     def like(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
-        """``zeros_like`` and friends read a shape only: the result is a constant."""
+        """Run ``zeros_like`` and its like, which read only a shape: the result is a constant."""
         if self.way == "real":
             return func(*args, **kwargs)
         model = args[0]
@@ -118,5 +121,5 @@ class Execution:
 
 
 def _on_cpu(device: torch.device) -> torch.device:
-    """Constants are made on the CPU even when the code asks for the input's device."""
+    """The CPU in place of meta: constants have data even on the device of the input."""
     return torch.device("cpu") if device.type == "meta" else device

@@ -71,7 +71,7 @@ class Capture:
 
 
 def place(node: fx.Node) -> Place:
-    """Where in the model a node comes from, for messages."""
+    """The place in the model that a node comes from, for messages."""
     return Place(node.meta.get("module", ""), operator_name(node), node.meta.get("line", ""))
 
 

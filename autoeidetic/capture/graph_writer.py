@@ -15,7 +15,7 @@ from .source_lines import calling_line
 
 
 class GraphWriter:
-    """The graph as it grows. Arguments are nodes here: tensors are none of its business.
+    """Grows the graph, node by node. It sees nodes only, never the tensors behind them.
 
     ``entrance`` is the code that calls the model: lines outside of it are not the model's.
     """
@@ -42,13 +42,14 @@ class GraphWriter:
         name = getattr(func, "_opname", None) or func.__name__
         node = self.graph.create_node("call_function", func, tuple(args), kwargs, name)
         node.meta["module"] = self._stack.path
+        # module, line, scope: for messages and drawings; scope also for nested modules (couple)
         node.meta["line"] = calling_line(self._entrance)
         node.meta["scope"] = self._stack.scope
         self.recorded += 1
         return node
 
     def part(self, node: fx.Node, index: int) -> fx.Node:
-        """One of several results of a node, which is no operator of its own."""
+        """One of several results of a node; it does not count as an operator."""
         part = self.graph.create_node("call_function", operator.getitem, (node, index), name="part")
         part.meta.update({key: node.meta[key] for key in ("module", "line", "scope")})
         return part
@@ -75,7 +76,7 @@ class GraphWriter:
         return node
 
     def place(self, func: Any = "") -> Place:
-        """Where the model is now, for messages."""
+        """The place that the model is executing, for messages."""
         return Place(self._stack.path, str(func), calling_line(self._entrance))
 
 

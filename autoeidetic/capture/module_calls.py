@@ -1,4 +1,4 @@
-"""Module calls: which modules are running, what goes in and out of them, what their hooks do."""
+"""Module calls: the inputs and outputs of every call of a module, and the effect of its hooks."""
 
 from __future__ import annotations
 
@@ -64,19 +64,19 @@ class ModuleCalls:
         return output
 
     def _note_failure(self, error: Exception, path: str) -> None:
-        """The innermost module that an error passes is its place."""
+        """Note the innermost module that an error passes as its place."""
         place = self.place_of(error) or Place(path)
         if not place.line:  # raised by torch: the line that called it is further outside
             place = replace(place, line=raising_line(error))
         self._failures[id(error)] = (error, place)
 
     def place_of(self, error: Exception) -> Place | None:
-        """Where an error was raised, if it was in a module of the model."""
+        """The place of an error; None if it was not raised in a module of the model."""
         failure = self._failures.get(id(error))
         return failure[1] if failure is not None else None
 
     def forget_failures(self) -> None:
-        """Errors hold the frames they passed, and these hold this object: break the cycle."""
+        """Break the cycle of errors, the frames they passed, and this object in those frames."""
         self._failures.clear()
 
 
@@ -108,6 +108,7 @@ class _Hooks:
         self.start = self.writer.recorded
         self.own = self.module.__dict__.get("forward")
         self.forward = self.module.forward
+        # nn.Module.__call__ looks up self.forward, so an instance attribute is found first
         self.module.__dict__["forward"] = self._run
         return self
 
@@ -127,5 +128,5 @@ class _Hooks:
         return output
 
     def compute(self, nodes_in: Any, nodes_out: Any) -> bool:
-        """Do they record operators, or put other values in place of those they are given?"""
+        """Do the hooks record operators, or replace the values that they are given?"""
         return self.total != self.inside or self.border != (nodes_in, nodes_out)

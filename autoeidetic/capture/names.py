@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class Names:
-    """The names of everything in a model; of several names for one thing, the first counts."""
+    """The names of a model's modules and tensors; if one has several, the first counts."""
 
     def __init__(self, model: nn.Module) -> None:
         self.paths: dict[int, str] = {}  # id of a module -> its path
@@ -16,6 +16,7 @@ class Names:
         self.buffers: dict[str, Tensor] = {}
         self.parameter_names: dict[int, str] = {}
         self.buffer_names: dict[int, str] = {}
+        # all paths of a shared module: types has each of them, paths only the first
         for path, module in model.named_modules(remove_duplicate=False):
             self.paths.setdefault(id(module), path)
             self.types[path] = type(module).__name__

@@ -1,6 +1,6 @@
 """The recorder: takes every operator that the model calls, runs it and writes it into the graph.
 
-It decides what becomes of an operator: computed at once (nothing in it depends on an input or a
+It decides how to treat an operator: computed at once (nothing in it depends on an input or a
 parameter), recorded, or recorded as its functional twin (in-place writes). The parts do the rest:
 names (:class:`Names`), module calls (:class:`ModuleCalls`), tensors and their memory
 (:class:`Aliases`), nodes (:class:`GraphWriter`), running (:class:`Execution`) and what the code
@@ -68,6 +68,7 @@ class Recorder:
         """The graph of all calls so far, with their outputs one after another."""
         items, spec = pytree.tree_flatten(tuple(outputs))
         node = self._aliases.node
+        # every example ends in the same output node; Capture.outputs keeps their structures apart
         nodes = [node(item) if isinstance(item, Tensor) else ABSENT for item in items]
         self._writer.graph.output(tuple(None if node is ABSENT else node for node in nodes))
         return self._captured(pytree.tree_unflatten(nodes, spec))
@@ -119,6 +120,7 @@ class Recorder:
             return output
         if schema.takes_masks:
             args = (args[0], self._without_masks(args[1]), *args[2:])
+        # live: depends on an input or parameter, so it is in the graph; anything else is a constant
         live = any(self._aliases.is_live(t) for t in tensors)
         if schema.written is not None:
             return self._write(func, schema, args, kwargs, live)
@@ -186,7 +188,9 @@ class Recorder:
             describe(node, target)
             self._aliases.rebind(target, node)
             return target
-        # a write to a buffer or parameter is recorded, too: later reads in this pass see it
+        # A graph has values and no memory: x.add_(y) is recorded as add(x, y), and from here on the
+        # tensor x is that node. A write to a buffer or parameter is recorded, too: later reads in
+        # this pass see it. Order: the old content is read before the write is carried out.
         before = self._aliases.before_write(target)
         node = self._aliases.call(schema.functional, args, kwargs)
         describe(node, target)
@@ -194,10 +198,10 @@ class Recorder:
         self._aliases.written(target, node, before)
         return target
 
-    # -- what no operator tells ----------------------------------------------------------
+    # -- without an operator -----------------------------------------------------------
 
     def leave_torch(self, func: Any, tensor: Tensor) -> None:
-        """A tensor is about to become a list or a numpy array, which cannot be followed."""
+        """Record that a tensor becomes a list or a NumPy array, which cannot be followed."""
         if not self._aliases.is_live(tensor):
             self.decisions.read(func, tensor)
             return
@@ -208,7 +212,7 @@ class Recorder:
         node.meta.update(shape=(), read_by_python=True)
 
     def check_data(self, target: Tensor, value: Tensor) -> None:
-        """``target.data = value`` gives a tensor other memory without any operator.
+        """Check ``target.data = value``, which exchanges memory without an operator.
 
         Raises:
             CaptureError: one of them is computed in this run.

@@ -1,4 +1,4 @@
-"""Operator schemas: what an operator writes, returns and reads, looked up once per operator."""
+"""Operator schemas: the arguments an operator writes and reads, looked up once per operator."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-#: The number or the shape of their result depends on the data that they are given.
+#: Operators whose result has a value or shape that depends on their data.
 _READS_DATA = {"_local_scalar_dense", "nonzero", "equal", "masked_select"}
 _INDEXED = {"index", "index_put", "index_put_"}
-#: They read the shape of their first argument and none of its values.
+#: Operators that read the shape of their first argument and none of its values.
 _LIKE = {"zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like"}
 _LIKE |= {"new_zeros", "new_ones", "new_full", "new_empty", "randint_like", "new_empty_strided"}
 
 
 @dataclass(frozen=True)
 class Schema:
-    """What the recorder needs to know about an operator.
+    """The facts about an operator that the recorder needs.
 
     ``written`` is the position of the argument that is written in place, or -1 where the written
     arguments cannot be followed; ``functional`` is the operator without side effects that
@@ -51,12 +51,14 @@ def _read(func: Any) -> Schema:
     # aten's naming convention: add_ writes its first argument, and so does __iand__
     if name.endswith("_") and not name.endswith("__"):
         written = 0
+        # the same overload: add_.Tensor and add.Tensor have the same arguments
         functional = _functional_twin(func, name[:-1])
     elif name.startswith("__i") and name.endswith("__"):
         written = 0
         functional = _functional_twin(func, "__" + name[3:])
     elif any(a.kwarg_only for a in arguments if _is_written(a)):
         written = -1
+    # more is written than the first argument of foo_: a twin would lose these writes
     if func.namespace != "aten" and any(map(_is_written, arguments[0 if written is None else 1 :])):
         written = -1  # a custom operator, to which the naming convention need not apply
     return Schema(

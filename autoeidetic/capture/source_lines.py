@@ -1,4 +1,4 @@
-"""Source lines: which line of the user's code calls an operator or raises an error."""
+"""Source lines: the line of the user's code that calls an operator or raises an error."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def calling_line(entrance: CodeType) -> str:
     Empty when everything up to ``entrance`` belongs to torch or to this package.
     """
     frame: FrameType | None = sys._getframe(1)
+    # from the inside to the outside; code objects are compared, as names may repeat
     while frame is not None and frame.f_code is not entrance:
         if _is_users(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -91,6 +91,7 @@ def _instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Bound:
+    # ATen takes weight and bias first; F takes the statistics first
     statistics = (running_mean, running_var, use_input_stats)
     return aten.instance_norm.default, (input, weight, bias, *statistics, momentum, eps, False)
 
@@ -153,6 +154,8 @@ def _recurrent(name: str) -> Callable[..., Bound]:
     return bind
 
 
+# Why whole: ATen turns linear into t, addmm and view, and attention into a chain of products. Rules
+# for these parts would have to find out again which weight is meant and which dimension is reduced.
 WHOLE: dict[Any, Callable[..., Bound]] = {
     F.linear: _linear,
     F.batch_norm: _batch_norm,
@@ -190,6 +193,7 @@ def _meta(reference: Tensor, shape: Any) -> Tensor:
 
 
 def _same(input: Tensor, *_: Any) -> Tensor:
+    # pointwise: one value out for each in, in the same layout
     return torch.empty_strided(input.shape, input.stride(), dtype=input.dtype, device="meta")
 
 
@@ -249,7 +253,7 @@ def _lstm_shape(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """ATen's meta kernel would unroll the sequence.
+    """Shapes of an LSTM's results; ATen's meta kernel would unroll the sequence.
 
     input ``[T, N, C]`` or ``[N, T, C]``, states ``[layers * directions, N, H]``,
     output ``[..., H * directions]``.
@@ -263,6 +267,7 @@ def _recurrent_shape(input: Tensor, hidden: Tensor, *rest: Any) -> tuple[Tensor,
     return _lstm_shape(input, (hidden,), *rest)
 
 
+# A rule here may give up (None) but never guess: the shape decides everything that follows.
 _SHAPES: dict[Any, Callable[..., Any]] = {
     aten.lstm.input: _lstm_shape,
     aten.gru.input: _recurrent_shape,

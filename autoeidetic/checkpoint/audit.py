@@ -111,6 +111,11 @@ def _task(net: Network, task: Task, changed_before: list[str]) -> TaskAudit:
         values=now.values,
         answered_by=None if other is None else net.tasks[other].name,
     )
+    # What is sealed, and what each part proves:
+    #   terms     name, classes and options        differ: edited
+    #   owners    which elements are the task's    differ: edited
+    #   values    digest of every frozen tensor    differ: edited, or rounded by a conversion
+    #   outputs   answers to the example inputs    differ: one of the above, or another machine
     if then is None:
         return audited(verdict=UNSEALED)
     terms = _other_terms(then, net, task.index)
@@ -183,6 +188,7 @@ def _outputs(net: Network, task: int, sealed: Seal, tampered: bool) -> tuple[Out
     place = then.environment.get("device", "").partition(" ")[0]
     if place != "cpu" and not (place == "cuda" and torch.cuda.is_available()):
         return NOT_ASKED, f"its outputs were recorded on {place!r}, which is not here"
+    # Bits are comparable on the kind of device that computed them, and nowhere else.
     if next(net.parameters()).device.type != place:
         net.to(place)
     try:
@@ -218,6 +224,7 @@ def _compared(then: Reference, now: Reference) -> OutputAudit:
     same = then.outputs == now.outputs and then.inputs == now.inputs
     compared = changed = 0
     largest = 0.0
+    # strict=False: an edited file may list another number of outputs.
     for before, after in zip(then.outputs, now.outputs, strict=False):
         one, other = _values(before), _values(after)
         if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:

@@ -47,6 +47,7 @@ def noted_in(
     if digest is None:
         return None, None
     sealed, seals, answers = _sealed(record), digest[:_HALF], digest[_HALF:]
+    # Tasks may have been added since: the digest is that of the first 1, 2, ... sealed tasks.
     prefixes = [sealed[: count + 1] for count in range(len(sealed))]
     fitting = [tasks for tasks in prefixes if _seals(tasks) == seals]
     if not fitting:

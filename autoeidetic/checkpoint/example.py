@@ -62,6 +62,7 @@ def _encode(value: Any, tensors: dict[str, Tensor], prefix: str, whole: bool) ->
             return {"type": str(value)}
         if not isinstance(value, Tensor):
             return value
+        # Mostly only shape and type: capture needs no values unless the code looks at them.
         name = None
         if by_value(value) or (whole and not value.is_meta):
             name = f"{prefix}{sum(other.startswith(prefix) for other in tensors)}"
@@ -81,7 +82,7 @@ def _key(key: Any, _: str) -> Any:
 
 
 def decode_calls(value: Any, tensors: Mapping[str, Tensor]) -> list[CallInputs]:
-    """The example inputs again; what was not stored by value comes without data.
+    """The example inputs of a file; tensors that were not stored by value have no data.
 
     Raises:
         CheckpointError: not what :func:`encode_calls` makes.
@@ -95,7 +96,7 @@ def decode_calls(value: Any, tensors: Mapping[str, Tensor]) -> list[CallInputs]:
 
 
 def _decided(text: Any) -> tuple[Hashable, ...] | None:
-    """What the code of a model has read in an example, written as Python writes plain values."""
+    """The decisions of an example, parsed from Python literals."""
     try:
         found = literal_eval(text)
     except (TypeError, ValueError, SyntaxError, MemoryError, RecursionError):  # NaN has no literal

@@ -78,6 +78,7 @@ def check_places(
     """
     own, caches = distinct(tensor_slots(module, prefix)), _caches(module, prefix)
     saved = {name: t for name, t in tensors.items() if name.startswith(f"{prefix}.")}
+    # Caches may be on one side only, or have another shape: they are made again when needed.
     missing = [name for name in own if name not in saved and name not in caches]
     extra = [name for name in saved if name not in own and name not in caches]
     if missing:

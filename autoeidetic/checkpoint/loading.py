@@ -91,8 +91,10 @@ def resume(net: Network, record: Record, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in values.items():
         if name in tensors:
             tensor.data = tensors[name]
+    # Now pins and guards: owners and values must both be those of the file.
     net.settle(freeze=True)
     _take_over_router(net, record, tensors)
+    # net.train() sets every module; those that were in the other mode are set one by one.
     net.train(record.training)
     for name, module in net.named_modules():
         if name in record.other_mode:
@@ -117,6 +119,7 @@ def _converted(
     convert: Callable[..., Net], model: nn.Module, record: Record, examples: list[CallInputs]
 ) -> Net:
     try:
+        # inplace: the model is already a copy. No rehearsal: the first conversion had it.
         return convert(model, examples, inplace=True, rehearse=False, **record.options)
     except AutoeideticError as error:
         raise CheckpointError(
@@ -145,6 +148,7 @@ def _take_over_tasks(net: Network, record: Record, tensors: Mapping[str, Tensor]
     for number, task in enumerate(record.tasks):
         last = number == len(record.tasks) - 1
         if (
+            # numbered from 0 without gaps; only the last may be open; a class for every head
             task.index != number
             or not (task.finished or last)
             or task.classes.keys() != layers

@@ -52,6 +52,7 @@ def _find(model: nn.Module, classes: int, wanted: list[str]) -> Recipe:
     why_not = f"{original_class(model).__qualname__} is not a model of timm or torchvision"
     for candidate in filter(_plain_arguments, _candidates(model, classes)):
         try:
+            # On meta first: no memory and no initialisation, so a candidate takes milliseconds.
             built = _build_without_data(candidate)
         except Exception as error:  # a constructor may raise anything for a wrong argument
             why_not = f"{candidate['library']}'s {candidate['name']} cannot be built: {error}"
@@ -136,6 +137,7 @@ def _build(recipe: Recipe, device: str) -> nn.Module:
             return timm.create_model(name, pretrained=False, **arguments)
         import torchvision
 
+        # Both None explicitly: some builders download a backbone by default.
         takes = inspect.signature(torchvision.models.get_model_builder(name)).parameters
         none = {key: None for key in ("weights", "weights_backbone") if key in takes}
         return torchvision.models.get_model(name, **none, **arguments)
@@ -145,6 +147,10 @@ def _build(recipe: Recipe, device: str) -> nn.Module:
 
 
 def _candidates(model: nn.Module, classes: int) -> Iterator[Recipe]:
+    # timm:         the model carries its architecture's name; arguments are read off the model
+    # torchvision:  the model carries no name; builders that return its class are tried, those
+    #               whose published number of parameters is nearest first
+    # A candidate is a guess. ``_find`` builds it without data and compares it line by line.
     kind = original_class(model)
     if _architecture(model) in _names("timm"):
         yield from _timm_candidates(model, classes)
@@ -230,6 +236,7 @@ def describe(model: nn.Module) -> list[str]:
         for name, tensor in {**module._parameters, **persistent}.items():
             if tensor is not None:
                 own = f"{path}.{name}"
+                # "is" names the first place of the tensor, so tied parameters show as ties.
                 lines.append(f"{own} {list(tensor.shape)} is {first.setdefault(id(tensor), own)}")
     return lines
 

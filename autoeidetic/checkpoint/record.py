@@ -81,6 +81,7 @@ class Record:
 
 
 def _parse(data: Any) -> Record:
+    # Every field by name and exact type: what is not listed here is never used.
     options = _typed(dict, data["options"])
     return Record(
         versions=_dict(str, data["versions"]),

@@ -77,12 +77,12 @@ class Audit:
     """Audit of the finished tasks in a file.
 
     ``damage`` is about the file as a whole: it is truncated, or its own digest is wrong. ``digest``
-    covers everything that decides an answer: kept elsewhere, it shows later that nobody has sealed
-    tasks anew, let another task answer, or replaced the router. ``noted``: are the seals of the
-    passed digest in the file? ``answers``: is everything else that decides an answer as it was
-    then? Both are None if no digest was passed, or the digest does not tell. ``router`` describes
-    the router in the file. ``ok``: every finished task is as sealed, the file is intact, and
-    everything is as noted.
+    covers everything that decides an answer: kept elsewhere, it shows later whether somebody
+    has sealed tasks again, let another task answer, or replaced the router. ``noted``: are the
+    seals of the passed digest in the file? ``answers``: is everything else that decides an answer
+    as it was then? Both are None if no digest was passed, or the digest does not tell. ``router``
+    describes the router in the file. ``ok``: every finished task is as sealed, the file is intact,
+    and everything is as noted.
     """
 
     path: str

@@ -46,6 +46,7 @@ def save(net: Network, path: Any) -> None:
         net.pins.impose()
         values = distinct(net.slots)
         _check_storable(net, values)
+        # One flat name space: backbone.*, heads.*, owners, pruned, router.*, example.*
         tensors = dict(values)
         tensors[OWNERS] = torch.from_numpy(net.owners.task)
         tensors[PRUNED] = torch.from_numpy(net.owners.pruned)
@@ -85,7 +86,7 @@ def save(net: Network, path: Any) -> None:
 
 
 def _check_storable(net: Network, values: Mapping[str, Tensor]) -> None:
-    """Refuse state that a file would lose without a word."""
+    """Refuse state that a file would silently lose."""
     for name, tensor in values.items():
         if tensor.is_meta or tensor.layout != torch.strided:
             raise CheckpointError(

@@ -162,6 +162,7 @@ def run(options: argparse.Namespace) -> int:
     check_images(tasks[begun:], progress)
     _seed(options.seed)
     made = image_model(options.model, options.size, options.pretrained)
+    # After the model: a name or size that cannot be built leaves no record behind.
     record.write(tasks)
     if not (options.quiet or options.json):
         _introduce(made, tasks)
@@ -212,6 +213,7 @@ def _device(name: str) -> torch.device:
 
 def _seed(seed: int) -> None:
     """Seed all generators that augmentation draws from: torch, random and NumPy."""
+    # The ranges of the generators differ; a negative seed is allowed on the command line.
     torch.manual_seed(seed % 2**63)
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -219,6 +221,7 @@ def _seed(seed: int) -> None:
 
 def _plain(error: InputError) -> InputError:
     """Strip the worker's traceback, which torch prepends to an error in a loading process."""
+    # The text is all that is left of the worker's error: fact and remedy are cut out of it again.
     words = error.fact.rpartition(f"{InputError.__name__}: ")[2]
     fact, _, remedy = words.partition("\n  remedy: ")
     return InputError(fact.strip(), place=error.place, remedy=remedy.strip() or error.remedy)
@@ -227,6 +230,7 @@ def _plain(error: InputError) -> InputError:
 def _lesson(
     task: ImageTask, made: ImageModel, options: argparse.Namespace, device: torch.device
 ) -> Lesson:
+    # The augmentation is for training only; test images are always the same.
     train = Images(task.train, made.transform(options.augment))
     size = options.batch_size
     common: dict[str, Any] = {

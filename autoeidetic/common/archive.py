@@ -28,7 +28,7 @@ FORMAT = 1
 _KEY = "autoeidetic"
 _INTACT = "use an intact copy of the file, or save the network again"
 _ELSEWHERE = "choose a file in a directory that exists, may be written to and has room"
-#: What a path may lead to other than a file; putting a file in its place would destroy it.
+#: Things other than a file that a path may lead to; a file in their place would destroy them.
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a FIFO"),
@@ -36,7 +36,7 @@ _KINDS = (
     (stat.S_ISBLK, "a device"),
     (stat.S_ISSOCK, "a socket"),
 )
-#: How the header of a file begins, after eight bytes with its length.
+#: The first bytes of a file's header, after eight bytes with its length.
 _BEGINNING = f'{{"__metadata__":{{"{_KEY}":'.encode()
 #: The subject of facts about a file; :func:`about` replaces it by the path.
 _SUBJECT = "the file "
@@ -98,8 +98,11 @@ def write(path: Path, description: Mapping[str, Any], tensors: Mapping[str, Tens
     from safetensors.torch import save_file
 
     _check_target(path)
-    # header: {"format", "digest", "network", "strides"}; the digest covers the last two, and the
-    # names, types, shapes and bytes of all tensors
+    # the file:  8 bytes: length of the header, little-endian
+    #            header: {"__metadata__": {"autoeidetic": text}, tensor: {dtype, shape, offsets}}
+    #            bytes of the tensors, row by row
+    # the text:  {"format", "digest", "network", "strides"}; the digest covers the last two, and the
+    #            names, types, shapes and bytes of all tensors
     stored = separate(tensors)
     content = {"network": description, "strides": _strides(tensors)}
     text = _canonical({"format": FORMAT, "digest": _digest(content, stored), **content})
@@ -139,6 +142,8 @@ def examine(path: Path) -> tuple[Any, dict[str, Tensor], DamageError | None]:
     while True:
         before = _identity(path)
         try:
+            # safetensors opens the file twice, for the header and for the tensors, and a writer may
+            # have renamed another one into its place in between
             found = _examine(path)
             if found[2] is None or _identity(path) == before:
                 return found
@@ -188,6 +193,7 @@ def _stored(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         fact = f"the file cannot be read: {error}"
         raise CheckpointError(fact, remedy="check the file") from error
     except SafetensorError as error:
+        # our own header in a file that cannot be parsed: damage, for example a file cut short
         kind = DamageError if _begins_well(path) else CheckpointError
         raise kind(
             f"the file is not a safetensors file, or is damaged ({error})",
@@ -212,7 +218,7 @@ def _check_kind(path: Path, prefix: str = "") -> None:
 
 
 def _check_target(path: Path) -> None:
-    """Can a file be put there?
+    """Check that a file can be put there.
 
     Raises:
         CheckpointError: there is something other than a file, or a file without a name.
@@ -274,6 +280,7 @@ def _canonical(value: Any) -> str:
 def _digest(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     total = blake2b(digest_size=32)
     kinds = [[name, str(t.dtype), list(t.shape)] for name, t in sorted(tensors.items())]
+    # description and tensor table first: the bytes that follow then have one meaning only
     total.update(_canonical([content, kinds]).encode())
     for _, tensor in sorted(tensors.items()):
         total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
@@ -286,6 +293,7 @@ def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     taken: set[int] = set()
     for name, tensor in tensors.items():
         stored = tensor.detach().cpu().contiguous()
+        # contiguous() returns the tensor itself where it can, so tied tensors still share memory
         if stored.untyped_storage().data_ptr() in taken:
             stored = stored.clone()
         taken.add(stored.untyped_storage().data_ptr())
@@ -297,6 +305,7 @@ def _strides(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
     """The strides of the tensors that are not laid out row by row."""
     result = {}
     for name, tensor in tensors.items():
+        # empty_like keeps the order of the dimensions and closes gaps, as a clone would
         kept = torch.empty_like(tensor, device="meta").stride()
         if kept != torch.empty(tensor.shape, device="meta").stride():
             result[name] = list(kept)

@@ -59,8 +59,10 @@ def criterion(output: Any, target: Tensor) -> Tensor:
         InputError: the target fits neither.
     """
     logits = first_tensor(output, "output", "pass step_function=")
+    # [N, C, *space] with [N, *space]: classes
     if not target.is_floating_point() and target.shape == logits.shape[:1] + logits.shape[2:]:
         return F.cross_entropy(logits, target.long())
+    # [N, C] with [N, C]: one yes or no for each label
     if target.dtype == torch.bool and target.shape == logits.shape:
         target = target.to(logits.dtype)
     if target.is_floating_point() and target.shape == logits.shape:
@@ -110,6 +112,7 @@ def divided(loader: Any) -> Any:
     if loader.batch_size is None or not _takes_each_once(loader.sampler, loader.dataset):
         return loader
     shuffle = isinstance(loader.sampler, RandomSampler)
+    # it repeats a few examples, so that all processes make the same number of steps
     sampler: DistributedSampler[Any] = DistributedSampler(loader.dataset, shuffle=shuffle)
     return DataLoader(
         loader.dataset,

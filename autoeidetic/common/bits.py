@@ -1,4 +1,4 @@
-"""Bits: what "bitwise identical" means here. Unlike ``!=``, it tells 0 from -0."""
+"""Bits: bitwise comparison of tensors. Unlike ``!=``, it tells 0 from -0."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 def different(left: Tensor, right: Tensor) -> Tensor:
-    """Where two tensors of one shape and type differ in a bit. All NaNs count as the same.
+    """A mask of the elements whose bits differ; shapes and types are equal, all NaNs are the same.
 
     Example:
         >>> left, right = torch.tensor([0.0, 1.0, torch.nan]), torch.tensor([-0.0, 1.0, torch.nan])
@@ -49,7 +49,7 @@ def tensors_of(answer: Any) -> list[Tensor]:
 
 
 def finite(answer: Any) -> bool:
-    """Are all numbers in it finite?
+    """Are all numbers in an answer finite?
 
     Example:
         >>> finite({"logits": torch.tensor([1.0, torch.inf]), "index": torch.tensor(1)})
@@ -64,5 +64,6 @@ def finite(answer: Any) -> bool:
 
 def alike(left: Any, right: Any) -> bool:
     """Do two answers of one structure have the same bits? All NaNs count as the same."""
+    # the shapes first: different() would broadcast
     pairs = zip(tensors_of(left), tensors_of(right), strict=True)
     return all(a.shape == b.shape and not bool(different(a, b).any()) for a, b in pairs)

@@ -55,6 +55,7 @@ class Hasher:
 
 
 def _bytes(tensor: Tensor) -> Any:
+    # conjugation and negation are lazy flags in torch: the bytes in memory do not have them yet
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return tensor.reshape(-1).view(torch.uint8).numpy()
 
@@ -64,5 +65,6 @@ def combine(inputs: Hasher, outputs: Hasher, together: bool) -> Digest:
     own = (inputs.digest(), outputs.digest())
     if not together or distributed.count() == 1:
         return Digest(*own)
+    # [(inputs, outputs) of each rank] -> (all inputs, all outputs), then one digest of each
     parts = zip(*distributed.share(own), strict=True)
     return Digest(*(blake2b("".join(p).encode(), digest_size=32).hexdigest() for p in parts))

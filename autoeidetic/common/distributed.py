@@ -40,6 +40,7 @@ def total(tensor: Tensor) -> Tensor:
     """The sum over all processes, the same bits in each."""
     if count() == 1:
         return tensor
+    # nccl exchanges tensors on GPUs only, gloo takes those on the CPU
     device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
     summed = tensor.to(device, copy=True)
     distributed.all_reduce(summed)
@@ -50,6 +51,7 @@ def total(tensor: Tensor) -> Tensor:
 def same(tensors: Iterable[Tensor]) -> None:
     """Copy the values of process 0 to every process."""
     if count() > 1:
+        # in place, and in the same order everywhere: each broadcast is a meeting of all processes
         for tensor in tensors:
             distributed.broadcast(tensor.detach(), 0)
 
@@ -68,6 +70,7 @@ def share(value: Value) -> list[Value]:
     """The values of all processes, in the order of their ranks."""
     if count() == 1:
         return [value]
+    # a collective: every process must call it, or the others wait for ever
     found: list[Any] = [None] * count()
     distributed.all_gather_object(found, value)
     return found

@@ -22,15 +22,16 @@ _FORMULA = tuple("=+-@'")
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to; after the block, that file is in the place of ``path``.
+    """A temporary path to write to; after the block, the file replaces ``path``.
 
-    Whatever happens, the old file or the new one is there. A link goes on pointing where it does,
-    the new file has the permissions of the old one, and what killed processes have left in the
-    directory is removed.
+    Whatever happens, the old file or the new one is there. A link keeps its target, the new file
+    has the permissions of the old one, and temporary files of killed processes are removed from
+    the directory.
 
     Raises:
         OSError: the file cannot be written; the old one is as it was.
     """
+    # in the directory of the target: a rename is atomic within one file system only
     target = Path(os.path.realpath(path))
     with closing(Temporary(target.parent, ".tmp")) as temporary:
         yield temporary.path
@@ -58,6 +59,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     Raises:
         OSError: it cannot be written; the old file is as it was.
     """
+    # a rename would put a file in the place of /dev/stdout
     if path.exists() and not path.is_file():
         path.write_bytes(data)
         return
@@ -102,6 +104,7 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
+        # Python would write NaN and Infinity, which other readers of JSON refuse
         return value if math.isfinite(value) else None
     return str(value)
 

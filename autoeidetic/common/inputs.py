@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 
+# two, because a batch of one hides the batch dimension: sizes of 1 broadcast
 BATCH = 2
 PLAIN = (int, float, bool, str, type(None), torch.dtype)
 
@@ -148,6 +149,7 @@ def _torchvision_inputs(model: nn.Module) -> CallInputs | None:
         return None
     if ".video" in module:
         return _image(3, 16, 224, 224)
+    # they take lists of images and look at data: no default would be right
     if ".detection" in module:
         return None
     if ".optical_flow" in module:
@@ -185,6 +187,7 @@ def whole_number(value: Any) -> int | None:
     if isinstance(value, bool):
         return None
     try:
+        # __index__ is what Python itself asks for: NumPy integers and 0-d integer tensors have it
         return int(operator.index(value))
     except TypeError:
         return None

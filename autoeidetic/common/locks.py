@@ -43,7 +43,7 @@ _HOST = blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _OTHER_DIRECTORY = (
     "wait until the other run has ended, stop it, or pass another directory; the lock ends with "
-    "the process that has it, also when that is killed"
+    "the process that holds it, even if that is killed"
 )
 
 
@@ -57,6 +57,8 @@ def _lock(descriptor: int) -> bool:
     Raises:
         _TakenError: another process holds the lock.
     """
+    # flock, not lockf: its lock belongs to the open file, so closing another descriptor of the
+    # same file does not release it, and a forked child shares it
     try:
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -73,8 +75,9 @@ def _lock(descriptor: int) -> bool:
 
 
 def _still_there(descriptor: int, path: str | Path) -> bool:
-    """Is the open file still the one of this name, or was that removed or replaced?"""
+    """Does the path still lead to the open file, which may have been removed or replaced?"""
     try:
+        # the name may lead to another file by now: a lock on the old one protects nothing
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
         return False
@@ -100,6 +103,7 @@ class Temporary:
             folder = Path(directory, f"{_PREFIX}{_HOST}-{secrets.token_hex(8)}{suffix}")
             os.mkdir(folder, 0o700)
             try:
+                # O_EXCL: the lock must be ours from the start, never one that was put there
                 self._descriptor = _locked(folder, os.O_CREAT | os.O_EXCL)
                 break
             except (_TakenError, FileNotFoundError) as error:
@@ -169,12 +173,13 @@ def _remove_if_dead(folder: Path) -> None:
 
 
 def _user() -> int:
-    return os.getuid() if hasattr(os, "getuid") else 0  # as on Windows, where all files are of 0
+    return os.getuid() if hasattr(os, "getuid") else 0  # on Windows every file has st_uid 0
 
 
 def _remove(folder: Path) -> None:
     """Remove a folder and the files in it; the lock goes last."""
     with suppress(OSError):
+        # a folder without a lock cannot be swept, so the lock stays until the rest is gone
         for each in sorted(folder.iterdir(), key=lambda path: path.name == "lock"):
             with suppress(OSError):
                 each.unlink()
@@ -185,6 +190,7 @@ def _remove(folder: Path) -> None:
 
 
 def _give_up_in_child() -> None:
+    # flock ends with the last copy of a descriptor; LOCK_UN would release the parent's lock, too
     for descriptor in held_locks:
         with suppress(OSError):
             os.close(descriptor)  # the parent's own descriptor keeps the lock
@@ -209,6 +215,7 @@ def alone(directory: Path) -> Iterator[None]:
         try:
             descriptor = _taken(directory)
         except CheckpointError as error:
+            # plain text: it is sent to the other processes
             problem = error.fact, error.remedy
     # all processes raise together: one that raises alone leaves the others waiting
     problem = distributed.first(problem)
@@ -227,6 +234,7 @@ def _taken(directory: Path) -> int:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for _ in range(_ATTEMPTS):
+            # open, lock, look again: between the first two the owner may have removed the file
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o666)
             try:
                 locked = _lock(descriptor)

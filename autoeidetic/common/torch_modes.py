@@ -38,7 +38,8 @@ def is_recording() -> bool:
 
 @contextmanager
 def recording_paused() -> Iterator[None]:
-    """Keep what runs inside out of a recording: checks of the network are no part of its pass."""
+    """Exclude the block from a recording: checks of the network are not part of its pass."""
+    # the common case first: this runs in every pass
     trace = torch._C._get_tracing_state()
     if trace is None and not torch._C._len_torch_dispatch_stack():
         yield
@@ -81,10 +82,10 @@ class Unsupported:
 
 
 def unsupported_tensor(tensor: Tensor) -> Unsupported | None:
-    """What keeps the elements of a tensor from being read and written in place; None if nothing."""
+    """Why the elements of a tensor cannot be read and written in place; None if they can."""
     kind = type(tensor)
     if not _is_plain(kind):
-        remedy = _REMEDIES.get(kind.__name__, "give the module the tensor back that it had")
+        remedy = _REMEDIES.get(kind.__name__, "give the module its original tensor back")
         return Unsupported(with_article(kind.__name__), remedy)
     if is_transforming() and torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return Unsupported("a tensor of a torch.func transform", _REMEDIES["torch.func"])
@@ -101,11 +102,12 @@ _REMEDIES = {
 
 
 def unsupported_module(module: nn.Module) -> Unsupported | None:
-    """What keeps the weights of a module outside of its own parameters; None if nothing does."""
+    """Why the weights of a module are not in its own parameters; None if they are."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # imported only if the program uses it
     if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
         return Unsupported("a FullyShardedDataParallel", "convert the model that it wraps")
     if isinstance(module, torch.jit.ScriptModule):
+        # a script without parameters is a function: it runs as one
         if not any(True for _ in module.parameters()):
             return None
         remedy = "convert a model with the module that it was scripted from"
@@ -120,4 +122,5 @@ def unsupported_module(module: nn.Module) -> Unsupported | None:
 @cache
 def _is_plain(kind: type) -> bool:
     """Does a class of tensors use PyTorch's own operators, without ``__torch_dispatch__``?"""
+    # a subclass that only overrides __torch_function__ still has ordinary memory under it
     return kind.__torch_dispatch__ is _DISABLED  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""Undisturbed: run something on the user's model and leave no trace of it.
+"""Undisturbed: run code on the user's model and leave no trace of it.
 
-One context manager keeps whatever a pass may change: modes, attributes and values of a model,
-random number generators, and the state of torch around the pass.
+One context manager restores everything that a pass may change: modes, attributes and values of a
+model, random number generators, and the state of torch around the pass.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def undisturbed(
     eager: bool = False,
     quiet: bool = False,
 ) -> Iterator[None]:
-    """After the block everything named here is as it was before, whatever happens inside.
+    """Restore everything named here after the block, whatever happens inside.
 
     Args:
         model: Its modules go back into the modes they were in.
@@ -67,8 +67,12 @@ def undisturbed(
         >>> model.training
         True
     """
-    # entered from the outside to the inside: values are put back first, with gradients still off,
-    # and generators after everything that might draw from them
+    # Entered from the outside to the inside, left from the inside to the outside:
+    #
+    #     warnings > state of torch > generators > modes and attributes > values
+    #
+    # Values are put back first, with gradients still off (copy_ into a leaf needs that); then the
+    # containers that hold them; generators after everything that might draw from them.
     with ExitStack() as stack:
         if quiet:
             stack.enter_context(warnings.catch_warnings())
@@ -82,6 +86,7 @@ def undisturbed(
             kept = _attributes(model, evaluate) if attributes else _modes(model, evaluate)
             stack.enter_context(kept)
         stack.enter_context(_values(list(values)))
+        # last: nothing of the set-up above may draw from the seeded generators
         if seed is not None:
             _SEED[generators or "all"](seed)
         yield
@@ -117,6 +122,7 @@ def _modes(model: nn.Module, evaluate: bool) -> Iterator[None]:
 
 @contextmanager
 def _attributes(model: nn.Module, evaluate: bool) -> Iterator[None]:
+    # modules() is read before the block, which may add and remove modules
     states = [(module, _snapshot(module)) for module in model.modules()]
     modes = [(module, module.training) for module, _ in states]
     fast_path = torch.backends.mha.get_fastpath_enabled()
@@ -147,6 +153,7 @@ def _snapshot(module: nn.Module) -> dict[str, tuple[Any, Any]]:
 
 
 def _restore(module: nn.Module, state: dict[str, tuple[Any, Any]]) -> None:
+    # through __dict__: an overridden __setattr__ or __delattr__ would see it
     for name in module.__dict__.keys() - state.keys():
         del module.__dict__[name]
     for name, (value, content) in state.items():
@@ -159,7 +166,7 @@ def _restore(module: nn.Module, state: dict[str, tuple[Any, Any]]) -> None:
 
 
 def _same_items(left: Any, right: Any) -> bool:
-    """By identity: ``==`` of tensors gives tensors, and may be slow."""
+    """Do two containers hold the same objects? Not by ``==``, which gives tensors for tensors."""
     if right is None:
         return not left
     if isinstance(left, dict):
@@ -181,6 +188,7 @@ def _values(tensors: Sequence[Tensor]) -> Iterator[None]:
         yield
     finally:
         for tensor, values in zip(tensors, before, strict=True):
+            # copy_ raises the version counter, which pins read as a sign of a write
             if not torch.equal(tensor, values):
                 tensor.copy_(values)
 
@@ -214,7 +222,7 @@ def _restored(states: Sequence[tuple[Callable[[Any], object], Any]]) -> Iterator
 
 
 def seed_generators(seed: int) -> None:
-    """The same numbers from here on, whenever this is called with the same seed."""
+    """Seed torch's, Python's and NumPy's generators."""
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)

@@ -81,6 +81,7 @@ def find_boxes(capture: Capture) -> Boxes:
     """Find the boxes of a graph, which may end early when the capture failed."""
     found = Boxes(capture, _with_parameters(capture))
     leaf_of = _leaf_calls(found)
+    # Inputs first: every value must have a source before an operator reads it.
     placeholders = [n for n in capture.graph.nodes if n.op == "placeholder"]
     for node in placeholders:
         name = "input" if len(placeholders) == 1 else str(node.target)
@@ -105,6 +106,7 @@ def _leaf_calls(found: Boxes) -> dict[int, int]:
             containers.update(call.scope[:-1])
     leaf: dict[int, int] = {}
     for ident, call in calls.items():
+        # From the outermost inwards, without the model itself: the first call that is no container.
         around = [c for c in call.scope[1:] if c not in containers]
         leaf[ident] = around[0] if around else -1
     return leaf
@@ -132,6 +134,7 @@ def _operators_by_call(
             continue
         scope = node.meta["scope"]
         call = leaf_of.get(scope[-1], -1) if scope else -1
+        # Consecutive operators of one call form a box; -1 never collects more than one.
         if steps and (call != current or call == -1):
             yield current, tuple(steps)
             steps = []
@@ -205,6 +208,7 @@ def _box(capture: Capture, call: int, layer: bool, steps: tuple[fx.Node, ...]) -
         (step,) = steps
         return Box("operator", operator_name(step), "", step.meta["scope"], steps, _first(step))
     made = capture.calls[call]
+    # A module may return several values; the first one gives the box its shape.
     results = [n for n in pytree.tree_leaves(made.outputs) if isinstance(n, fx.Node)]
     value = results[0] if results else _first(steps[-1])
     kind = "layer" if layer else "operator"
@@ -215,6 +219,7 @@ def _first(step: fx.Node) -> fx.Node:
     """The result of an operator; the first one if it has several."""
     if "shape" in step.meta:
         return step
+    # An operator with several results has no shape itself; its parts (getitem) have.
     parts = [user for user in step.users if operator_name(user) == "getitem"]
     return min(parts, key=lambda part: str(part.args[1]), default=step)
 
@@ -246,6 +251,7 @@ def _without_dead_ends(found: Boxes) -> Boxes:
         if not idle:
             break
         kept -= idle
+    # Numbers stay dense and in the order of execution: other files compare them (draw.tree).
     number = {old: new for new, old in enumerate(sorted(kept))}
     flows = [
         Flow(number[f.source], number[f.target], f.value, f.step)

@@ -21,11 +21,13 @@ def choose_colours(
     ``touching[g]``: the groups that g shares a node with. ``weight[g]``: how much of the drawing g
     fills; the largest groups choose first.
     """
+    # Greedy, not optimal: a node touches few groups, so twelve colours nearly always suffice.
     chosen: dict[int, int] = {}
     of_kind: dict[tuple[str, int], int] = {}
     used: Counter[int] = Counter()
     # Sorting by number breaks ties, so that the same model always gets the same colours.
     for group in sorted(range(len(names)), key=lambda g: (-weight[g], g)):
+        # blocks.3.fc1 and blocks.4.fc1 become blocks.#.fc1: one kind if the sizes agree.
         kind = (re.sub(r"\d+", "#", names[group]), sizes[group])
         taken = {chosen[other] for other in touching[group] if other in chosen}
         colour = of_kind.get(kind)

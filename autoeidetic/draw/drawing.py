@@ -1,4 +1,4 @@
-"""From an analysis to the description of a drawing, which every format is written from."""
+"""Drawing: turns an analysis into the description that every format is written from."""
 
 from __future__ import annotations
 
@@ -108,6 +108,7 @@ def _summary(capture: Capture, meaning: Meaning | None) -> Summary:
 
 def _edges(found: Boxes, layers: Layers, meaning: Meaning | None) -> tuple[Edge, ...]:
     """One edge for all values of the same kind between the same two boxes."""
+    # (source, target, kind) -> all groups on the way, and the first operator that reads.
     merged: dict[tuple[int, int, str], tuple[set[int], fx.Node]] = {}
     names = [list(layers.parameters(box).values()) for box in found.boxes]
     for flow in found.flows:
@@ -159,6 +160,7 @@ def _nodes(
     calls: dict[str, int] = defaultdict(int)
     nodes = []
     for index, box in enumerate(found.boxes):
+        # The number of this call of the module; operators have no path.
         calls[box.path] += bool(box.path)
         label = _label(box, home[index], calls[box.path])
         node = _node(found, layers, box, f"n{index}", home[index].id, label)
@@ -191,6 +193,7 @@ def _node(found: Boxes, layers: Layers, box: Box, ident: str, module: str, label
         type=box.type,
         path="" if box.kind in ("input", "output") else box.path,
         shape=tuple(box.value.meta.get("shape", ())) if box.value is not None else (),
+        # a tied parameter has two names and counts once
         parameters=sum(known[name].numel() for name in dict.fromkeys(names.values())),
         parameter_shapes={leaf: tuple(known[name].shape) for leaf, name in names.items()},
         line=short(next((line for line in lines if line), "")),

@@ -157,6 +157,7 @@ class Drawing:
     modules: tuple[Module, ...]
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
+    # empty for a model that is drawn without an analysis (draw.failure)
     groups: tuple[DrawnGroup, ...] = ()
     tasks: tuple[TaskEntry, ...] = ()
     ownership: dict[str, Any] = field(default_factory=dict)

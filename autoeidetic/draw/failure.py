@@ -19,7 +19,7 @@ from .source_lines import short
 
 
 def attempt(model: nn.Module, example_inputs: Any = None, title: str = "") -> Drawing:
-    """A drawing in any case: what was captured before a failure, and the failure in its place.
+    """A drawing in any case: if the analysis fails, of the captured part and the failure.
 
     Raises:
         InputError: the model cannot even be called with these inputs.

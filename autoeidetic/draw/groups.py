@@ -1,4 +1,4 @@
-"""Groups: where each group of the analysis is in the drawing."""
+"""Groups: the place of each group of the analysis in the drawing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Places:
 def draw_groups(
     meaning: Meaning, found: Boxes, layers: Layers, edges: Sequence[Edge]
 ) -> tuple[tuple[DrawnGroup, ...], dict[int, tuple[GroupRole, ...]]]:
-    """The groups, and for each box its part in them."""
+    """The drawn groups, and box -> its roles in groups."""
     deps = meaning.deps
     ids = {group.name: f"g{number}" for number, group in enumerate(deps.groups)}
     couplers = _couplers(meaning, found, edges)
@@ -41,6 +41,7 @@ def draw_groups(
         readers: dict[int, None] = {}
         for member in group.members:
             for box in layers.boxes_of(member):
+                # Dicts as ordered sets: a layer may be a member several times.
                 (readers if member.role == "input" else nodes)[box] = None
                 parts[box][GroupRole(f"g{number}", member.role)] = None
         places.append(_Places(sorted(nodes), sorted(readers), couplers[number]))
@@ -96,6 +97,7 @@ def _couplers(meaning: Meaning, found: Boxes, edges: Sequence[Edge]) -> dict[int
         ):
             for group in groups:
                 boxes[group].add(box)
+    # (group, box) -> the number of edges on which the group enters the box.
     sides: dict[tuple[int, int], int] = defaultdict(int)
     for edge in edges:
         target = int(edge.target[1:])
@@ -111,6 +113,7 @@ def _couplers(meaning: Meaning, found: Boxes, edges: Sequence[Edge]) -> dict[int
 def _colours(
     groups: Sequence[Group], places: Sequence[_Places], edges: Sequence[Edge]
 ) -> list[int]:
+    # box -> the groups that show there; groups that meet in a box need different colours.
     at: dict[int, set[int]] = defaultdict(set)
     for number, place in enumerate(places):
         for box in (*place.nodes, *place.readers, *place.couplers):

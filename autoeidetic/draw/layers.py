@@ -30,12 +30,13 @@ class Layers:
     def _note(self, name: str, first: str) -> None:
         path, _, leaf = name.rpartition(".")
         while path:
+            # a.b.weight is listed under a.b as "weight" and under a as "b.weight"
             self._inside[path].append((leaf, first))
             path, _, outer = path.rpartition(".")
             leaf = f"{outer}.{leaf}"
 
     def elements(self, path: str) -> int:
-        """How many parameter elements there are in a module; one that is shared counts once."""
+        """The number of parameter elements in a module; a shared parameter counts once."""
         known = self.capture.parameters
         names = known if not path else dict.fromkeys(first for _, first in self._inside[path])
         return sum(known[name].numel() for name in names)
@@ -49,7 +50,7 @@ class Layers:
         return dict(self._inside[box.path])
 
     def boxes_of(self, member: Member) -> list[int]:
-        """Where a member of a group is drawn: at every layer that shares the parameter."""
+        """The boxes of a member of a group: all layers that share the parameter."""
         found: list[int] = []
         for name in (member.parameter, *self._other_names[member.parameter]):
             found += self._boxes.get(name) or self._nearest(layer_of(name))

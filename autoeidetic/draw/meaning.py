@@ -1,4 +1,4 @@
-"""Meaning: what the analysis says of the values and layers of a drawing."""
+"""Meaning: the groups of values and the kinds of edges, taken from the analysis."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Meaning:
         return self._look(value)[0]
 
     def units(self, value: fx.Node) -> int:
-        """How many different units there are in a value."""
+        """The number of different units in a value."""
         return self._look(value)[1]
 
     def _look(self, value: fx.Node) -> tuple[tuple[int, ...], int]:
@@ -60,6 +60,7 @@ class Meaning:
         return groups, max((count for _, count in parts), default=0)
 
     def _of_units(self, units: np.ndarray) -> tuple[tuple[int, ...], int]:
+        # 0 is no unit: an input or a constant.
         present = np.unique(units)
         present = present[present > 0]
         return self._groups_of(self._sources(present)), len(present)
@@ -71,13 +72,14 @@ class Meaning:
     @cached_property
     def _group_of_unit(self) -> np.ndarray:
         """The position in ``deps.groups`` of each unit; -1 for heads and mixtures."""
+        # [units + 1], as units are numbered from 1; 0 is input or constant.
         result = np.full(self.deps.plan.units + 1, -1, np.int64)
         for position, group in enumerate(self.deps.groups):
             result[list(group.units)] = position
         return result
 
     def _sources(self, units: np.ndarray) -> np.ndarray:
-        """Units that have parameters, in the place of mixtures that have none."""
+        """The same units, with mixtures replaced by the units with parameters that they require."""
         plan = self.deps.plan
         mixed = plan.elements[units] == 0
         if not mixed.any():
@@ -86,6 +88,7 @@ class Meaning:
         found, waiting = units[~mixed], units[mixed]
         seen = waiting
         while len(waiting):
+            # A breadth-first search: a mixture may be computed from other mixtures.
             ranges = [required[starts[c] : starts[c + 1]] for c in waiting]
             needed = np.unique(np.concatenate(ranges))
             mixed = plan.elements[needed] == 0
@@ -96,8 +99,10 @@ class Meaning:
 
     @cached_property
     def _required(self) -> tuple[np.ndarray, np.ndarray]:
-        """What each unit requires: one flat array, and where each unit begins in it."""
+        """The units that each unit requires: one flat array, and the start of each unit in it."""
         requires = self.deps.plan.requires
+        # requires: [edges, 2], pairs (unit, required unit), compressed to rows: unit u requires
+        # right[starts[u] : starts[u + 1]].
         order = np.argsort(requires[:, 0], kind="stable") if len(requires) else np.zeros(0, int)
         left = requires[order, 0] if len(requires) else np.zeros(0, np.int64)
         right = requires[order, 1] if len(requires) else np.zeros(0, np.int64)
@@ -119,6 +124,7 @@ class Meaning:
         coupling = self._coupling
         found: dict[fx.Node, set[int]] = defaultdict(set)
         for event in coupling.propagation.algebra.channels.events:
+            # Mixtures inside nested modules have no edges in the plan, so none are drawn.
             if event.kind != kind or event.mixing in coupling.nested_sites:
                 continue
             node = coupling.propagation.nodes[event.node]
@@ -128,7 +134,7 @@ class Meaning:
 
     @cached_property
     def _roles(self) -> dict[str, set[str]]:
-        """What the parameters of each layer do."""
+        """Parameter -> the roles it has in operators."""
         found: dict[str, set[str]] = defaultdict(set)
         for name, role in self._analysis.roles:
             found[name].add(role)
@@ -136,16 +142,17 @@ class Meaning:
 
     @property
     def weights(self) -> set[str]:
-        """Parameters whose rows make channels out of all that they read."""
+        """Parameters whose rows make new channels from the channels they read."""
         return {name for name, roles in self._roles.items() if roles & _READS}
 
     # -- edges ---------------------------------------------------------------------------------
 
     def kind(self, flow: Flow, target: Box, parameters: list[str]) -> str:
-        """What an edge means to its target; ``parameters`` are those of the target."""
+        """The kind of an edge; ``parameters`` are those of its target."""
         if target.kind == "output":
             return "coupled"
         if parameters:
+            # A layer with several parameters: one that reads makes the whole layer read.
             roles = {role for name in parameters for role in self._roles[name]}
             if roles & _READS or any(self.deps.plan.parameters[n].reads for n in parameters):
                 return "consumes"
@@ -156,6 +163,7 @@ class Meaning:
             return "normalises"
         if operator_name(flow.step) == "aten.mul" and _is_broadcast(flow):
             return "gates"
+        # A gate is required by the result but not part of it.
         own = set(self.groups(flow.value))
         if own & self.gated.get(flow.step, frozenset()) and target.value is not None:
             if not own & set(self.groups(target.value)):

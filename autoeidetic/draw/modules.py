@@ -19,6 +19,7 @@ def list_modules(
     runs = find_repeats(root, found, arrows)
     branches: list[Branch] = []
     _in_order(root, branches)
+    # Parents before children: readers can build the tree in one pass.
     ids = {id(branch): f"m{number}" for number, branch in enumerate(branches)}
     modules, home = [], {}
     for branch in branches:

@@ -14,7 +14,7 @@ def analyzed(net: Network) -> Dependencies:
     """The backbone as it was when it was converted, analysed again.
 
     A network keeps the plan but not the graph, which would keep a second model alive. The guards
-    are off while the analysis runs: they are no part of the model.
+    are off while the analysis runs: they are not part of the model.
 
     Raises:
         EnforcementError: the backbone has been changed since it was converted.

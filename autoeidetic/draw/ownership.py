@@ -56,6 +56,8 @@ def _blocks(net: Network, weights: set[str]) -> dict[str, Any]:
             continue
         if name not in weights or not _is_plain_weight(entry):
             continue
+        # units: one number for each row; columns: one for each column. array() drops dimensions of
+        # stride 0, so both are vectors.
         columns = owner[array(entry.reads[0].columns)] if entry.reads else np.array([INPUT])
         found[layer] = {
             "parameter": name.removeprefix(f"{layer}."),
@@ -80,6 +82,7 @@ def _runs(owners: np.ndarray, length: int) -> Runs:
     """Pairs (owner, count) in the order: input, tasks, free."""
     if len(owners) == 1:
         return [[int(owners[0]), length]]
+    # Sorted by number: INPUT is -2 and FREE is -1, so only FREE has to be moved to the end.
     numbers, counts = np.unique(owners, return_counts=True)
     runs = [[int(n), int(c)] for n, c in zip(numbers, counts, strict=True)]
     return [r for r in runs if r[0] != FREE] + [r for r in runs if r[0] == FREE]

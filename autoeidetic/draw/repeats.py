@@ -45,6 +45,7 @@ def find_repeats(root: Branch, found: Boxes, arrows: Iterable[Arrow]) -> dict[in
         run: list[Branch] = []
         for item in [*branch.items(), None]:  # None ends the last run
             if isinstance(item, Branch):
+                # Compared with the last block only: a run is a chain of equal neighbours.
                 structure = _structure(item, found, outgoing, reading)
                 if run and structure == last and _follows(run[-1], item, outgoing):
                     run.append(item)
@@ -58,6 +59,7 @@ def find_repeats(root: Branch, found: Boxes, arrows: Iterable[Arrow]) -> dict[in
 
 def _follows(before: Branch, branch: Branch, outgoing: dict[int, list[Arrow]]) -> bool:
     """Whether a block reads the one before it and its name differs only in a number."""
+    # Equal structure is not enough: two stages of a network may look alike.
     names = [re.sub(r"\d+", "#", each.path) for each in (before, branch)]
     inside = set(branch.all_boxes())
     reads = any(arrow[1] in inside for box in before.all_boxes() for arrow in outgoing[box])

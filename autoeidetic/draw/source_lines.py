@@ -13,6 +13,7 @@ def short(line: str) -> str:
     >>> short("/home/someone/project/models/net.py:7")
     'models/net.py:7'
     """
+    # Of the user's own code the last two parts: enough to find the file, the same everywhere.
     path = line.replace("\\", "/")
     installed = re.split(r"/(?:site|dist)-packages/", path)
     return installed[-1] if len(installed) > 1 else "/".join(path.split("/")[-2:])

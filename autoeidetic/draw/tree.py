@@ -36,6 +36,7 @@ class Branch:
 
     def items(self) -> list[int | Branch]:
         """Boxes and branches in order of use."""
+        # A branch is as early as its first box; numbers of boxes are the order of execution.
         keyed: list[tuple[int, int | Branch]] = [(box, box) for box in self.boxes]
         keyed += [(branch.order, branch) for branch in self.branches]
         return [item for _, item in sorted(keyed, key=lambda pair: pair[0])]
@@ -71,6 +72,7 @@ def _through_lists(
     known: dict[tuple[int, Key], Branch], branch: Branch, path: str, index: int
 ) -> Branch:
     """Descend through the lists of modules between a module and one that is called in it."""
+    # A module that is called by one it is not inside of, such as a shared layer.
     if branch.path and not path.startswith(f"{branch.path}."):
         return branch
     between = branch.relative(path).split(".")[:-1]
@@ -89,6 +91,7 @@ def _inner(
     called: bool,
     index: int,
 ) -> Branch:
+    # By parent as well: the same module may be called in two branches.
     branch = known.get((id(parent), key))
     if branch is None:
         branch = known[id(parent), key] = Branch(path, called, parent, index)
@@ -103,6 +106,7 @@ def _dissolve(branch: Branch) -> None:
     """
     for inner in list(branch.branches):
         _dissolve(inner)
+        # After the recursion: what was inside may have been dissolved into this branch.
         inside = inner.all_boxes()
         interrupted = inside[-1] - inside[0] + 1 != len(inside)
         if len(inner.items()) == 1 or (not inner.called and interrupted):

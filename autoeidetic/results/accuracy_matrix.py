@@ -35,6 +35,10 @@ class AccuracyMatrix:
         average 0.8, backward transfer 0, forgetting 0
     """
 
+    #   after \ task   0  1  2
+    #   0              a  -  -      the diagonal: accuracy when each task was finished
+    #   1              a  b  -
+    #   2              a  b  c      the last row: accuracy now
     rows: tuple[tuple[float, ...], ...]
     names: tuple[str, ...] = ()
 
@@ -72,6 +76,7 @@ class AccuracyMatrix:
         >>> AccuracyMatrix([[1.0], [0.75, 1.0]]).backward_transfer()
         -0.25
         """
+        # Without the last task: nothing was learned after it.
         last = self.rows[-1] if self.rows else ()
         return _mean([now - then for now, then in zip(last, self.diagonal, strict=True)][:-1])
 
@@ -85,6 +90,7 @@ class AccuracyMatrix:
         """
         lost = []
         for task in range(len(self) - 1):
+            # max() with NaN depends on the order, so NaN is looked for first.
             before = [row[task] for row in self.rows[task:-1]]
             best = math.nan if any(map(math.isnan, before)) else max(before)
             lost.append(best - self.rows[-1][task])

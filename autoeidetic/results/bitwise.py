@@ -1,4 +1,4 @@
-"""Bitwise: digests of finished tasks over time, and whether they agree."""
+"""Bitwise: compares the digests of finished tasks over time."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class Kept:
         answers: dict[str, set[str]] = {}
         for after, asked in self.inputs.items():
             answers.setdefault(asked, set()).add(self.outputs[after])
+        # Two outputs for the same inputs: a bit has moved. Only other inputs: nothing is known.
         if any(len(different) > 1 for different in answers.values()):
             return False
         return True if len(answers) == 1 else None
@@ -35,7 +36,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Bitwise:
-    """Whether the outputs of every finished task have stayed the same, bit for bit.
+    """A comparison of the outputs of every finished task over time, bit for bit.
 
     Example:
         >>> asked = {"inputs": "a1", "outputs": "b1"}

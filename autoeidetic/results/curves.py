@@ -45,6 +45,7 @@ def _label_ends(ax: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None
     """Names at the right end of the curves, moved apart where they would overlap."""
     low, high = ax.get_ylim()
     inches = ax.bbox.height / ax.figure.dpi
+    # A line of text in units of the axis: points are 1/72 inch.
     gap = (high - low) * (SMALL * 1.25 / 72) / inches
     placed = apart([y for _, y, _, _ in ends], gap, low, high)
     right = ax.get_xlim()[1]

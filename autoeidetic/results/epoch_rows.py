@@ -29,6 +29,7 @@ def as_row(values: Mapping[str, Any]) -> Row:
     Raises:
         InputError: a value is missing, or is not a number.
     """
+    # None is a missing value; names become columns of a CSV file, so they fit on one line.
     left = {line(str(name)): value for name, value in values.items() if value is not None}
     if "number" in left:
         left["epoch"] = left.pop("number")

@@ -73,6 +73,7 @@ def evaluate(
     device = next(net.parameters()).device
     note = _router_note(net)
     routed = set(routable_tasks(net)) if net.router is not None and not note else set()
+    # [true task, task found]; rows of tasks that are not routed stay 0.
     confusion = torch.zeros(len(net.tasks), len(net.tasks), dtype=torch.int64)
     results, names = [], []
     with _looking(net):
@@ -134,7 +135,7 @@ def _chosen(net: Network, loaders: Loaders, tasks: Iterable[int] | None) -> list
 
 @contextmanager
 def _looking(net: Network) -> Iterator[None]:
-    """In eval mode without gradients; modes and the generator that loaders draw from put back."""
+    """Eval mode without gradients; restores modes, and the generator that loaders draw from."""
     before = net.training
     with undisturbed(net, evaluate=True, generators="cpu", gradients=False):
         try:

@@ -76,6 +76,7 @@ class Evaluation:
         rows = [["task", "samples", self.metric, "worst class"]]
         rows[0] += ["task unknown"] if routed else []
         for result in self.tasks:
+            # NaN would win or lose a minimum by its position.
             classes = [share for share in result.per_class if not math.isnan(share)]
             row = [line(result.name), str(result.samples), number(result.accuracy)]
             row.append(number(min(classes)) if classes else "")
@@ -94,4 +95,5 @@ class Evaluation:
 
 def _mean(values: Iterable[float]) -> float:
     values = list(values)
+    # fsum: exact, so the mean does not depend on the order of tasks.
     return math.fsum(values) / len(values)

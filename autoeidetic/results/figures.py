@@ -48,6 +48,7 @@ def colour_of(task: int, count: int) -> str:
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
+    # 0.9: the last tenth of the scale is too bright for white paper.
     return to_hex(colormaps["viridis"](0.9 * task / (count - 1)))
 
 
@@ -122,5 +123,6 @@ def short(name: str, length: int) -> str:
     name = line(name)
     if len(name) <= length:
         return name
+    # Cut at a dot in the first half of what is left, so that no part of a path is torn.
     end = name[-(length - 1) :]
     return "…" + end[end.find(".", 0, length // 2) + 1 :]

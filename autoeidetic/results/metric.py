@@ -66,6 +66,7 @@ def accumulator(
     """
     if metric is None:
         return Mean(accuracy, together)
+    # Before the test below: a class has update, compute and reset as well.
     if inspect.isclass(metric):
         raise InputError(
             f"metric={metric.__qualname__} is a class", remedy="pass an object of this class"
@@ -92,6 +93,7 @@ class Mean:
 
     def update(self, output: Any, target: Any) -> None:
         value = self._function(output, target)
+        # [samples] or [samples, *positions]: every element counts one.
         if isinstance(value, Tensor) and value.dim():
             self._sum += float(value.detach().double().sum())
             self._count += value.numel()
@@ -162,7 +164,7 @@ class Judged:
 
 
 def accuracy(output: Any, target: Any) -> Tensor:
-    """Whether each target is met: 1 or 0.
+    """1 for each target that the output meets, 0 for each that it misses.
 
     Integer targets are compared with the argmax over classes, along dimension 1: ``[N]`` for
     outputs ``[N, C]``, or dense, ``[N, H, W]`` for ``[N, C, H, W]``; -100 is ignored. Real targets
@@ -222,8 +224,10 @@ def misfit(output: Any, target: Any) -> str:
     output, target = first_tensor(output, "output"), first_tensor(target, "target")
     shapes = f"targets of shape {tuple(target.shape)} ({target.dtype}) for outputs of shape "
     shapes += f"{tuple(output.shape)}"
+    # Multi-label: [N, labels, *positions] on both sides.
     if not holds_class_numbers(target):
         return "" if target.shape == output.shape else shapes
+    # Class numbers: [N, *positions] for outputs [N, classes, *positions].
     if output.dim() < 2 or target.shape != output.shape[:1] + output.shape[2:]:
         return shapes
     classes = output.shape[1]

@@ -72,6 +72,7 @@ def accuracy_over_time(
     names = _names(names, max(max(points_by_task(each), default=-1) for each in sets) + 1)
     figure, axes = new_figure(WIDTH, 1.0 + 2.2 * len(sets), rows=len(sets))
     points = [point for each in sets for curve in points_by_task(each).values() for point in curve]
+    # One range for both panels: only then can their curves be compared by eye.
     span = limits([accuracy for _, accuracy in points])
     for number, (each, ax) in enumerate(zip(sets, axes, strict=True)):
         ax.set_ylim(*span)
@@ -158,6 +159,7 @@ def _heat_map(
                     )  # fmt: skip
     name_ticks(ax, range(len(rows)), names)
     ax.set_yticks(range(len(rows)), [short(name, 18) for name in names], fontsize=SMALL)
+    # Minor ticks lie between the cells; their grid draws white gaps.
     lines = [n + 0.5 for n in range(len(rows) - 1)]
     ax.set_xticks(lines, minor=True)
     ax.set_yticks(lines, minor=True)
@@ -252,6 +254,7 @@ def _stack(
 
 def _largest(groups: Sequence[Any], limit: int) -> list[Any]:
     """The largest groups, in the order of the network."""
+    # Sorted twice: by size to choose, then by position to keep the order.
     order = sorted(range(len(groups)), key=lambda n: (-groups[n]["size"], n))
     return [groups[n] for n in sorted(order[:limit])]
 

@@ -90,6 +90,7 @@ class Run:
             "config": files.as_stored(as_mapping(config)),
         }
         self._board = Board(self.directory / "tensorboard", tensorboard and writes)
+        # results.json is there from the first moment, so an empty run can be continued, too.
         if self._files.has_run:
             self._load(None if config is None else self._about["config"])
         else:
@@ -136,6 +137,7 @@ class Run:
     def matrix(self) -> AccuracyMatrix:
         """Accuracy on every task after every task."""
         count = max(self._tasks, default=-1) + 1
+        # Tasks that were never recorded leave NaN, which no mean passes over in silence.
         rows = [[math.nan] * (after + 1) for after in range(count)]
         names = [f"task {task}" for task in range(count)]
         for after, record in self._tasks.items():
@@ -147,7 +149,7 @@ class Run:
 
     @property
     def bitwise(self) -> Bitwise:
-        """Whether the outputs of finished tasks have stayed the same, bit for bit."""
+        """The comparison of finished tasks' outputs over time, bit for bit."""
         return Bitwise.of({t: r["evaluation"]["tasks"] for t, r in self._tasks.items()})
 
     # -- recording -----------------------------------------------------------------------------
@@ -274,7 +276,7 @@ class Run:
             )
 
     def _drop_old_rows(self, task: int) -> None:
-        """Drop epochs of before a crash that the repeated training did not have.
+        """Drop epochs from before a crash that the repeated training did not have.
 
         Rows keep the order of their first record, so everything after the first repeated epoch that
         was not repeated as well is left over from before the crash.
@@ -327,6 +329,7 @@ class Run:
 
     def _write_all(self) -> None:
         matrix = self.matrix
+        # results.json after the tables, as it decides what counts; plots can be drawn again.
         self._files.write_tasks(self._tasks.values(), matrix)
         self._files.write_results(self.to_dict())
         if self._tasks:
@@ -337,6 +340,7 @@ class Run:
         self._about = {name: stored[name] for name in ("date", "seeds", "config")}
         self._alone = {int(task): as_number(value) for task, value in stored["alone"].items()}
         self._tasks = {record["task"]: record for record in stored["tasks"]}
+        # A dict keeps the order of first insertion: a repeated epoch stays in its place.
         self._rows = {key(row): row for row in self._files.read_rows()}
 
     def close(self) -> None:

@@ -76,6 +76,7 @@ class RunDirectory:
     def write_rows(self, rows: Iterable[Row]) -> None:
         """Write metrics.csv."""
         rows = list(rows)
+        # The whole table each time: a new column changes the header.
         added = dict.fromkeys(name for row in rows for name in row)
         columns = [*COLUMNS, *(name for name in added if name not in COLUMNS)]
         self.write(METRICS, files.to_csv(columns, rows))

@@ -33,6 +33,7 @@ class _ClassCounts:
         """The share of correct answers in each class, and in all; () and NaN without samples."""
         if self._counts is None:
             return (), math.nan
+        # A class without samples gives 0 / 0: NaN, which is what is known about it.
         right, count = sums(self._counts, together).double()
         return tuple((right / count).tolist()), float(right.sum() / count.sum())
 
@@ -115,6 +116,7 @@ class TaskMeasurement:
         """Measure the network's answers when the router must find the task."""
         predicted = call(self.net.predict, inputs)
         tasks, found = predicted.task.cpu(), predicted.label.cpu()
+        # In place: a row of the matrix that the caller holds.
         confusion += torch.bincount(tasks, minlength=len(self.net.tasks))
         if holds_class_numbers(label) and found.shape == label.shape and len(shape) > 1:
             # The task is found per input, the label per position: broadcast over positions.

@@ -104,6 +104,7 @@ class Router(nn.Module):
 
         ``net.half()`` would round them, and another task could win.
         """
+        # Let torch move the buffers, then replace those that it rounded by the originals.
         before = dict(self._buffers)
         super()._apply(fn, recurse)
         for name, buffer in before.items():

@@ -24,9 +24,11 @@ def calibrate(scores: Tensor, tasks: Tensor, *, each: bool) -> tuple[Tensor, Ten
         >>> (scores * scale + offset).argmax(1)
         tensor([0, 1, 0])
     """  # noqa: E501
+    # softmax(scale * scores + offset) = P(task); all in double, as sums over all examples.
     scores = scores.double()
     number = scores.shape[1]
     spread, centre = torch.std_mean(scores, 0, correction=0)
+    # One scale must not change the ranking: no centre, and one spread for all tasks.
     if not each:
         spread, centre = scores.std(correction=0).expand(number), torch.zeros_like(centre)
     spread = torch.where(spread > 0, spread, torch.ones_like(spread))
@@ -46,5 +48,6 @@ def calibrate(scores: Tensor, tasks: Tensor, *, each: bool) -> tuple[Tensor, Ten
         return value
 
     optimizer.step(loss)
+    # a * (s - c) / d + o  =  (a / d) * s + (o - (a / d) * c)
     scale = log_scale.detach().exp().expand(number) / spread
     return scale.clone(), offset.detach() - scale * centre

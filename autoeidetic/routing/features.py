@@ -47,7 +47,7 @@ class FeatureBlock:
 
 @dataclass(frozen=True)
 class View:
-    """Which features there are, and which of them each finished task may see.
+    """The features of a network, and those that each finished task may see.
 
     ``numbers`` are the tasks; ``classes`` (sizes of their heads) and ``columns`` (indices of the
     features that a task may see) follow the same order. ``width`` is the number of features.
@@ -73,7 +73,7 @@ class View:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a router may read about a batch of inputs.
+    """The values that a router may read about a batch of inputs.
 
     ``logits`` has the first output of each task's head, classes in the last dimension; it is empty
     if the router does not read outputs. ``inputs`` is the number of inputs. ``captured`` has the
@@ -123,6 +123,7 @@ def view(net: Network, tasks: int) -> View:
             readers = numbers if run is None else (run,)
             block, seen = _block(net, head, run, readers)
             # seen: [readers, channels]; a channel becomes a feature if any reader may see it.
+            # place: channel -> its column in the row of features, counted over the blocks so far.
             place = seen.any(0).cumsum(0) - 1 + width
             for task, mine in zip(readers, seen, strict=True):
                 columns[task].append(place[mine])
@@ -130,6 +131,7 @@ def view(net: Network, tasks: int) -> View:
             width += len(block.index)
     if not blocks:
         width = sum(classes)
+        # No layer has an input to capture: the logits of all heads, side by side, are the features.
         return View(numbers, classes, (torch.arange(width),) * tasks, width, ())
     seen_by = tuple(torch.cat(columns[task]) for task in numbers)
     return View(numbers, classes, seen_by, width, tuple(blocks))
@@ -166,7 +168,7 @@ def _channel(net: Network, head: HeadPlan) -> int:
 
 
 def _channels_of(mask: Tensor | None, channel: int, channels: int) -> Tensor:
-    """Which channels a mask leaves at least one element of; None masks nothing."""
+    """A mask ``[channels]``: is any element of the channel visible? None masks nothing."""
     if mask is None:
         return torch.ones(channels, dtype=torch.bool)
     others = [dim for dim in range(mask.dim()) if dim != channel]
@@ -202,6 +204,7 @@ def observe(net: Network, view: View, args: Any, kwargs: Any, *, outputs: bool =
             net.runtime.features = {}
             for task, output in zip(run, net.answer_all(run, args, kwargs), strict=True):
                 answers[task] = _logits(net, task, output)
+                # None: for blocks that are the same in all passes, whichever pass was the last.
                 captured[task] = captured[None] = net.runtime.features
     finally:
         net.runtime.features = None
@@ -254,5 +257,6 @@ def _precise(value: Tensor) -> Tensor:
 
 
 def _averaged(value: Tensor, channel: int) -> Tensor:
+    # [inputs, ..., channels, ...] -> [inputs, channels]; dimension 0 is the batch.
     others = [dim for dim in range(1, value.dim()) if dim != channel]
     return value.mean(others) if others else value

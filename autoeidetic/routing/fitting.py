@@ -91,6 +91,7 @@ def _read(
 ) -> list[Examples]:
     """The rows and labels of every task's data, in memory."""
     loaders = [divided(loader) for loader in loaders]
+    # A total is shown only if all lengths are known.
     lengths = [length(loader) for loader in loaders]
     total = sum(n for n in lengths if n is not None) if None not in lengths else None
     bar = tqdm(
@@ -127,6 +128,7 @@ def _examples(
         rows.append(found.cpu())  # [inputs, numbers]: small, while the inputs may not fit
         labels.append(_labels(answer, len(found)))
         bar.update()
+    # In the order of the ranks: every process has the same rows in the same order.
     rows = list(chain(*distributed.share(rows)))
     labels = list(chain(*distributed.share(labels)))
     if not sum(len(found) for found in rows):

@@ -86,6 +86,7 @@ class Learned(Router):
         )
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.epochs)
         for _ in _bar(range(settings.epochs), settings):
+            # A generator of its own: training a router draws nothing from the global one.
             for chosen in torch.randperm(len(rows), generator=generator).split(self.batch_size):
                 optimizer.zero_grad()
                 scores = _classify(rows[chosen].to(settings.device), **weights)
@@ -110,6 +111,7 @@ def _classify(
 def _standard(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and scale that standardise each feature; constant features get the scale 0."""
     spread, mean = torch.std_mean(rows.double(), 0, correction=0)
+    # A tiny spread is rounding; 1 / spread would turn it into the largest feature.
     constant = spread <= _CONSTANT * mean.abs()
     return mean.to(rows), torch.where(constant, torch.zeros_like(spread), 1 / spread).to(rows)
 

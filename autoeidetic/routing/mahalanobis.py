@@ -53,6 +53,7 @@ class Mahalanobis(Router):
         for task, (each, columns) in enumerate(zip(examples, view.columns, strict=True)):
             if not len(columns):
                 raise InputError(f"task {task} sees no features", remedy='use by="learned"')
+            # rows and residuals: [inputs, seen]; means: [classes, seen]; factor: [seen, seen].
             rows = each.rows[:, columns].double()
             means, residuals = _classes(rows, each.labels)
             factor = _whitening(residuals, self.shrinkage)
@@ -92,6 +93,7 @@ def _classes(rows: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
     """The mean of every class, and each row minus the mean of its class."""
     if labels is None:
         labels = torch.zeros(len(rows), dtype=torch.int64)
+    # number: the position of each label among those present; labels may have gaps.
     present, number = labels.unique(return_inverse=True)
     means = torch.zeros(len(present), rows.shape[1], dtype=rows.dtype)
     means.index_add_(0, number, rows)

@@ -66,6 +66,7 @@ class Entropy(Outputs):
         return super().fit(examples, view, settings)
 
     def confidence(self, logits: Tensor) -> Tensor:
+        # sum p log p is minus the entropy: -log(classes) if all are equal, 0 if one is certain.
         logs = logits.log_softmax(-1)
         return (logs.exp() * logs).sum(-1) / math.log(logits.shape[-1])
 

@@ -66,6 +66,7 @@ class EpochRunner:
         self._new_order(epoch)
         self._reset()
         self.bar.begin(phase, length(self.loader))
+        # In double: a float32 sum over many batches would lose the last ones.
         losses, batches = torch.zeros((), dtype=torch.float64), 0
         for batch in self._batches():
             loss = self._step(batch, phase, batches)
@@ -82,9 +83,11 @@ class EpochRunner:
         return float(sums[0] / sums[1]), self.metric.compute()
 
     def _step(self, batch: Any, phase: str, number: int) -> Tensor:
+        # None, not 0: an optimizer skips parameters without a gradient.
         self.optimizer.zero_grad(set_to_none=True)
         with self._precision():
             loss, output, target = self.step_function(self.model, batch)
+        # Looked at before backward: NaN in a gradient would reach the moments of the optimizer.
         bad = ~torch.isfinite(loss.detach())
         # A bad loss in one process stops all of them: the others would wait for it in backward.
         if bool(distributed.total(bad.long())):
@@ -114,7 +117,7 @@ class EpochRunner:
         )
 
     def _new_order(self, epoch: int) -> None:
-        """Tell a sampler that divides the data between processes to shuffle anew."""
+        """Make a sampler that divides the data between processes shuffle again."""
         sampler = getattr(self.loader, "sampler", None)
         if isinstance(sampler, torch.utils.data.DistributedSampler):
             sampler.set_epoch(epoch)

@@ -8,7 +8,13 @@ A task goes through these phases:
     settle    epochs at the end, with falling learning rates
     done
 
-    train -> prune <-> recover -> settle -> done        (prune repeats while rounds are kept)
+    train --> prune <--> recover      prune -> prune     the round is kept
+                |           |         prune -> recover   accuracy < best - tolerance
+                +-----+-----+         recover -> prune   the round is kept after all
+                      v               -> settle          all is pruned, or a round was undone
+                   settle --> done
+
+Without pruning, training leads straight to settling.
 
 One pass over the data is one step of the loop, and the state is stored after each step.
 Everything that decides how training continues is in :class:`~.progress.Progress` and in the state
@@ -77,6 +83,8 @@ class Loop:
                 self.advance()
             except (NonFiniteError, EmptyBatchError) as error:
                 raise self._undone(error) from error
+            # Stored before warnings and before the next step: at any moment a killed run can
+            # continue from the last complete pass.
             self.store.put(NOW, self.state())
             self._issue_warnings()
         self.store.drop(BEFORE)
@@ -142,6 +150,7 @@ class Loop:
         """One round of pruning; the next one may follow if the accuracy holds."""
         self._start_clock()
         now = self.progress
+        # BEFORE is what an undone round goes back to; it is stored before any unit is pruned.
         self.store.put(BEFORE, self.state())
         before = int(self.net.owners.pruned.sum())
         share = self._share(now.round + 1)
@@ -193,6 +202,7 @@ class Loop:
     def _undo_round(self) -> None:
         now = self.progress
         before = self.store.get(BEFORE)
+        # A state of another round would undo more, or less, than this one.
         if before is None or before["progress"]["round"] != now.round - 1:
             raise CheckpointError(
                 f"the state from before round {now.round} of pruning is missing",
@@ -214,6 +224,7 @@ class Loop:
         """One epoch of settling; rates fall from epoch to epoch, nearly to zero in the last."""
         self._start_clock()
         now, number = self.progress, self.config.settle_epochs
+        # Linear: factor * (1, (n-1)/n, ..., 1/n); tries counts the epochs of this phase.
         self._set_rates(self.config.lr_factor * (1 - now.tries / number))
         loss, trained = self.runner.train(SETTLE, len(now.epochs))
         self._check_values()
@@ -225,6 +236,7 @@ class Loop:
         self._record(SETTLE, loss, trained)
 
     def _set_rates(self, factor: float) -> None:
+        # From the initial rates, not from the present ones: a factor is applied once, not on top.
         for group, rate in zip(self.optimizer.param_groups, self.snapshots.rates, strict=True):
             group["lr"] = rate * factor
 

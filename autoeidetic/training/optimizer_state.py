@@ -1,6 +1,6 @@
-"""The state of an optimizer or a scheduler as JSON values and tensors, and back.
+"""Optimizer state: states of optimizers and schedulers as JSON values and tensors, and back.
 
-So it can be stored without pickle: a file that is read runs no code.
+They are stored without pickle, so reading a file runs no code.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def pack(value: Any, tensors: dict[str, Tensor], name: str = "state") -> Any:
 
     def leaf(value: Any, name: str) -> Any:
         if isinstance(value, (np.ndarray, np.generic)):
+            # NumPy arrays come from its random generator; they return as tensors (training.state).
             value = torch.from_numpy(np.asarray(value).copy())
         if isinstance(value, Tensor):
             tensors[name] = value.detach()
@@ -56,7 +57,7 @@ def _key(key: Any, name: str) -> Any:
 
 
 def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The state again.
+    """The structure that :func:`pack` was given.
 
     Raises:
         CheckpointError: not what :func:`pack` makes.
@@ -76,5 +77,5 @@ def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"the file has a state that cannot be read ({error!r})",
-            remedy="delete it and start the task anew",
+            remedy="delete it and start the task again",
         ) from error

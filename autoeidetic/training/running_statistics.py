@@ -1,4 +1,4 @@
-"""Running statistics: those of norms, re-estimated from data for the current weights.
+"""Running statistics of norms, re-estimated from data for the current weights.
 
 In train mode a batch norm uses the statistics of the batch; in eval mode it uses running ones,
 which are averages over earlier steps. After few steps, or after a round of pruning, those describe
@@ -148,7 +148,7 @@ def _is_running(net: Network, name: str) -> bool:
 
 @contextmanager
 def _mode(net: Network, *, training: bool) -> Iterator[None]:
-    """The network in a mode, unless it is in it; afterwards every module is in its own again."""
+    """The network in train or eval mode; afterwards every module has its own mode again."""
     before = net.training
     with undisturbed(net):
         try:
@@ -185,6 +185,8 @@ def _counting(norms: list[_Norm], runtime: Runtime) -> Iterator[None]:
 
         return before
 
+    # running = (1 - m) * running + m * batch. With m = 1, 1/2, 1/3, ... that is the plain mean of
+    # the batches so far, and the old value drops out with the first one (m = 1).
     # Custom norms keep their own momentum: their formula is not known.
     own = [norm for norm in norms if isinstance(norm.module, _NORMS)]
     momenta = [norm.module.momentum for norm in own]

@@ -69,6 +69,7 @@ class Snapshots:
                 f"the stored optimizer is another one: {error}", remedy=_SAME_OPTIMIZER
             ) from error
         state.to_network(self.net, stored["network"])
+        # After the network, as restoring it may draw numbers.
         state.to_random(stored["random"], self.loader)
         self._apply_new_rates(stored["rates"])
         return Progress.from_dict(stored["progress"])

@@ -81,6 +81,7 @@ def check_network(net: Network, state: Mapping[str, Any]) -> None:
 def to_network(net: Network, state: Mapping[str, Any]) -> None:
     """Restore what :func:`of_network` returned."""
     for name, tensor in _values(net).items():
+        # In place: the optimizer and the pins hold these tensors.
         tensor.detach().copy_(state["values"][name])
     net.owners = replace(net.owners, pruned=state["pruned"].numpy().copy())
     net.update_task(-1, seed=state["seed"])
@@ -107,6 +108,7 @@ def _own_random(loader: Any) -> dict[str, Any]:
 
 def to_random(states: list[Any], loader: Any) -> None:
     """Restore generators; with another number of processes they go on as they are."""
+    # A generator per process: with another number of processes there is no way to share them.
     if len(states) == distributed.count():
         _set_random(states[distributed.rank()], loader)
 

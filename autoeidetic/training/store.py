@@ -25,6 +25,7 @@ class Memory:
         self._states: dict[str, Any] = {}
 
     def put(self, name: str, state: Any) -> None:
+        # A state has live tensors, which the next step changes.
         self._states[name] = copy.deepcopy(state)
 
     def get(self, name: str) -> Any:

@@ -60,6 +60,7 @@ def run(options: argparse.Namespace, prog: str, arguments: Sequence[str]) -> int
     _check(options)
     names = _selected(options)
     records = [{"model": name, "family": family(name)} for name in names]
+    # In the parent: every forked process inherits the loaded libraries.
     warm_up()
     for stage in _stages(options):
         _run(stage, records, options)
@@ -165,6 +166,7 @@ def _size_line(record: Record) -> str:
 
 
 def _stages(options: argparse.Namespace) -> list[str]:
+    # analyze always runs: later stages skip what it could not analyse.
     asked = {"analyze", *(options.only or ["convert"])}
     asked |= {stage for stage in ("compare", "verify") if getattr(options, stage)}
     return [stage for stage in STAGES if stage in asked]
@@ -183,6 +185,7 @@ def _run(stage: str, records: list[Record], options: argparse.Namespace) -> None
         reason = _reason_to_skip(kind, record, options)
         if reason:
             record[stage] = {"skipped": reason}
+    # Skipped ones have an entry already.
     names = [record["model"] for record in records if stage not in record]
     path = _result_file(options, stage)
     if options.fresh:

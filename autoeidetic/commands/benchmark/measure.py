@@ -1,4 +1,4 @@
-"""The stages of the benchmark: what each measures on one model.
+"""The stages of the benchmark: each measures one model and returns a record.
 
 Every function here runs in a forked process of its own (:mod:`.runner`), so it may change global
 settings such as warnings and threads."""
@@ -32,6 +32,12 @@ from .runner import Record, error_line, peak_memory, seconds_of
 
 ON_META, ALL_ON_META, REAL = "parameters on meta", "all on meta", "real weights"
 TOO_MANY = 500_000_000  # parameters; models that run in parallel share the memory
+
+
+# Order of attempts, cheapest first; the record says which one worked:
+#   ON_META       parameters without memory, buffers with values (index tables decide channels)
+#   ALL_ON_META   nothing has memory; for models too large for their weights
+#   REAL          weights in memory; for code that reads parameter values
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,7 @@ def analyze(name: str) -> Record:
         "largest_unit": _largest_unit(deps),
         "locked_share": deps.locked.share,
         "locks": len(deps.locked),
+        # the largest lock only; their number is in "locks"
         "locked": [_portable(lock.to_dict()) for lock in deps.locked][:1],
         **_capacity(model, deps),
         "seconds_capture": seconds_of(lambda: capture(model, inputs)),
@@ -109,10 +116,12 @@ def convert(name: str) -> Record:
     inputs = example(model)
     before = peak_memory()
     found: list[Any] = []
+    # Timed apart: the rehearsal runs the model several times, the conversion once.
     seconds = seconds_of(lambda: found.append(autoeidetic.convert(model, inputs, rehearse=False)))
     net = found[0]
     rehearsal = seconds_of(lambda: rehearse(net))
     memory = peak_memory() - before
+    # The capacity after one real task, to compare with free_after_half of the analysis.
     net.prepare_for_task(0, num_classes=10)
     net.prune(0.5)
     net.finish_task()
@@ -169,6 +178,7 @@ def _capacity(model: nn.Module, deps: Any) -> Record:
         plan = call_plans(model, deps.analysis)[0]
     except autoeidetic.errors.HeadError as error:
         return {"free_after_half": None, "head_error": error_line(error)}
+    # opened -> half pruned -> finished: the life of a first task, on the owners alone.
     owners = Owners.none(plan.plan, plan.plan.outside, plan.plan.locked, True).opened(0)
     equal_scores = np.ones(plan.plan.units + 1)  # there are no weights to score by
     kept = owners.pruning(choose(plan, owners, equal_scores, 0.5)).finished()
@@ -182,6 +192,7 @@ def _portable(lock: Record) -> Record:
 
 def _largest_unit(deps: Any) -> str:
     """The place of the largest unit outside the heads, and the operators that couple it."""
+    # All units of a group have the same number of elements.
     group = max(deps.groups, key=lambda group: group.elements / group.size)
     operators = dict.fromkeys(
         f"{bond.place.operator} in {bond.place.module}"

@@ -127,6 +127,7 @@ def batch(model: nn.Module) -> CallInputs:
 def _drawn(like: Tensor) -> Tensor:
     if like.is_floating_point():
         return torch.randn(like.shape)
+    # From 1: in many vocabularies id 0 is padding, which a model may mask.
     return torch.randint(1, _WORDS, like.shape)
 
 

@@ -40,6 +40,7 @@ def compare(name: str) -> Record:
     if has_torch_pruning():
         ways["torch_pruning"] = _dependency_graph
     other = build(WARM_UP[0] if name != WARM_UP[0] else WARM_UP[1])
+    # On another model: the first call of a tool imports and compiles, which is not measured.
     for prepare in ways.values():
         prepare(other)()
     model = build(name)
@@ -52,6 +53,7 @@ def compare(name: str) -> Record:
                 continue
             try:
                 action = prepare(model)
+                # garbage of one tool must not be collected in the time of the next
                 gc.collect()
                 with time_limit(LONGEST):
                     times[way].append(seconds_of(action))
@@ -164,6 +166,7 @@ def _halve(model: nn.Module, record: Record) -> None:
     record["stage"] = "run"
     record["left"] = sum(p.numel() for p in model.parameters()) / size
     for layer, weight in attentions:
+        # qkv has 3 * heads * head_dim rows; the layer stores both numbers, and the pruner one.
         layer.num_heads = pruner.num_heads[weight]
         layer.head_dim = weight.out_features // (3 * layer.num_heads)
         layer.attn_dim = layer.num_heads * layer.head_dim
@@ -182,6 +185,7 @@ def _attentions(model: nn.Module) -> Iterator[tuple[Any, nn.Linear]]:
 
 
 def _classifiers(model: nn.Module, outputs: int) -> list[nn.Module]:
+    # By size: models name their classifier differently, and some have two.
     sizes = {nn.Linear: "out_features", nn.Conv2d: "out_channels"}
     return [
         module

@@ -42,6 +42,7 @@ class Axis:
         low, high = self.low, self.high
         if self.log:
             value, low, high = (math.log10(max(v, 1e-9)) for v in (value, low, high))
+        # start > end is allowed: pixels grow downwards, values upwards.
         return self.start + (value - low) / (high - low) * (self.end - self.start)
 
     def ticks(self) -> list[float]:
@@ -49,6 +50,7 @@ class Axis:
         if self.log:
             first, last = round(math.log10(self.low)), round(math.log10(self.high))
             return [10.0**power for power in range(first, last + 1)]
+        # rough: the step of exactly five ticks; rounded up to 1, 2, 5 or 10 times a power of ten.
         rough = (self.high - self.low) / 5
         power = 10 ** math.floor(math.log10(rough))
         step = power * next(n for n in (1, 2, 5, 10) if n * power >= rough)
@@ -92,6 +94,7 @@ def lines(series: dict[str, list[Point]], title: str, x: str, y: str) -> str:
 def bars(rows: list[tuple[str, list[int], int]], kinds: Sequence[str], title: str) -> str:
     """One bar per row and kind, as a share of the row's total, with the counts beside it."""
     thick, gap, left, right = 6, 5, 190, 110
+    # One row: a thin bar for each kind, then a gap.
     each = len(kinds) * thick + gap
     height = TOP + len(rows) * each + 8
     body = [_text(8, 18, title, size=14, bold=True), *_legend(list(kinds), 36)]
@@ -130,6 +133,7 @@ def _frame(across: Axis, up: Axis, title: str, x: str, y: str) -> list[str]:
 
 
 def _legend(names: list[str], top: float = TOP - 8) -> list[str]:
+    # 6 pixels per letter: an estimate, as SVG cannot measure text.
     body, left = [], float(LEFT)
     for name, colour in zip(names, COLOURS, strict=False):
         body.append(

@@ -78,6 +78,7 @@ def _not_run(record: Record) -> Value:
     return "; ".join(dict.fromkeys(skipped(record).values())) or None
 
 
+# One list for CSV, Markdown, page and live output; a column without values is left out.
 COLUMNS = (
     Column("family", lambda r: r["family"]),
     Column("model", lambda r: r["model"]),
@@ -169,4 +170,5 @@ def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
 
 
 def _cell(text: str) -> str:
+    # In Markdown a bar ends a cell and a line break ends a row.
     return " ".join(escape(text, quote=False).replace("|", "&#124;").split())

@@ -69,6 +69,7 @@ def run_all(
     installed = versions()
     try:
         while waiting or running:
+            # Fill all places, then wait for the first process to end: no worker is idle meanwhile.
             while waiting and len(running) < workers:
                 running.append(_start(measure, waiting.popleft(), seconds, gibibytes))
             for job in _ended(running):
@@ -133,6 +134,7 @@ class _Job:
 
 def _start(measure: Callable[[str], Record], name: str, seconds: float, gibibytes: float) -> _Job:
     context = multiprocessing.get_context("fork")
+    # One pipe per process: a shared queue could be left locked by a killed one.
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(measure, name, gibibytes, sender))
     process.start()
@@ -153,6 +155,7 @@ def _ended(running: list[_Job]) -> list[_Job]:
 def _collect(job: _Job, seconds: float) -> Record:
     """The record of a job that has ended or exceeded its time; the process is killed."""
     try:
+        # Nothing to read and no end of the pipe: it was chosen because its time is over.
         if not job.receiver.poll():
             return {"model": job.name, "error": f"took more than {seconds:.0f} s"}
         return {"model": job.name, **job.receiver.recv()}
@@ -168,6 +171,7 @@ def _collect(job: _Job, seconds: float) -> Record:
 def _child(
     measure: Callable[[str], Record], name: str, gibibytes: float, sender: Connection
 ) -> None:
+    # In the child, as limits are inherited and cannot be raised again.
     _limit_memory(gibibytes)
     try:
         record = measure(name)
@@ -194,6 +198,7 @@ def peak_memory() -> float:
     """Peak resident memory of this process so far, in GiB."""
     import resource
 
+    # ru_maxrss is in KiB on Linux.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
 
 
@@ -211,6 +216,7 @@ def time_limit(seconds: int) -> Iterator[None]:
     def expire(*_: object) -> None:
         raise TimeoutError(f"took more than {seconds} s")
 
+    # Works in the main thread only, and only when Python code runs: a long kernel ends first.
     before = signal.signal(signal.SIGALRM, expire)
     signal.alarm(seconds)
     try:
@@ -248,6 +254,7 @@ def versions() -> dict[str, str]:
 
 def _all_versions(packages: Iterable[str], records: Iterable[Record]) -> dict[str, str]:
     """Package -> all versions that occur in the records."""
+    # Records of earlier versions have none; they count as measured with those of today.
     now = versions()
     used = [record.get("versions", now) for record in records]
     found = {name: sorted({each[name] for each in used if name in each}) for name in packages}

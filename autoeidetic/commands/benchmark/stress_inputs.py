@@ -40,6 +40,7 @@ def varied(inputs: CallInputs) -> CallInputs:
 def _varied(x: Tensor) -> Tensor:
     if x.is_floating_point():
         return x + 0.1 * torch.randn_like(x)
+    # Ids from the same batch: always valid, whatever the vocabulary is.
     shuffled = x.flatten()[torch.randperm(x.numel())].view_as(x)
     return torch.where(torch.rand(x.shape) < 0.2, shuffled, x)
 
@@ -74,6 +75,7 @@ def randomize(model: nn.Module) -> None:
 def _randomized(parameter: Tensor) -> Any:
     """Random values around the mean if that is large; otherwise small and not zero."""
     center = float(parameter.float().mean())
+    # Zeros: small values of both signs. Ones: within 40 % of 1, so that signals keep their scale.
     if abs(center) < 0.1:
         return torch.empty_like(parameter).uniform_(0.05, 0.2) * _signs(parameter)
     return center * torch.empty_like(parameter).uniform_(0.6, 1.4)

@@ -41,6 +41,7 @@ def measure(name: str) -> Record:
     from ...errors import NonFiniteError
 
     diverged: list[str] = []
+    # A model that diverges proves nothing; a lower rate gives it a fair test.
     for rate in RATES:
         record: Record = {"rate": rate, "diverged": diverged, "phase": "build"}
         try:
@@ -73,6 +74,9 @@ def _run(name: str, record: Record) -> None:
     watch = Watch(net, x, record)
     rate = record["rate"]
 
+    # Task 0    SGD, half pruned, finished                     its outputs become the reference
+    # Task 1    AdamW with strong decay, then SGD; finished    a second reference
+    # Task 2    the SGD of task 1 again, then verify           neither reference may have moved
     with watch.phase("task 0"):
         net.prepare_for_task(0, num_classes=CLASSES)
         train(net, x, CLASSES, torch.optim.SGD(net.parameters(), lr=rate))
@@ -130,6 +134,7 @@ class Watch:
     def phase(self, name: str) -> Iterator[None]:
         self.record["phase"] = name
         yield
+        # All finished tasks after every phase: the phase that moved a bit is known at once.
         for task, reference in self.references.items():
             bits = sum(map(differing, self.answer(task), reference))
             if bits:
@@ -142,6 +147,7 @@ class Watch:
         """
         reference = self.answer(task)
         largest = max(float(leaf.abs().max()) for leaf in reference)
+        # Not ">=": NaN must be rejected as well.
         if not largest < LARGEST:
             raise DivergenceError(f"an output of task {task} is {largest:g}")
         if any(differing(leaf[0], leaf[1]) == 0 for leaf in reference):
@@ -180,6 +186,7 @@ def train(net: Any, x: CallInputs, classes: int, optimizer: torch.optim.Optimize
 
 def adopt(optimizer: torch.optim.Optimizer, net: nn.Module) -> None:
     """Add parameters that the optimizer does not have yet: the head of a new task."""
+    # By id: "in" would compare the values of tensors.
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     new = [p for p in net.parameters() if id(p) not in known]
     if new:

@@ -55,6 +55,7 @@ def summary(records: list[Record]) -> list[str]:
 
 def _analysis_line(records: list[Record]) -> str:
     known = [part(r, "analyze") for r in records if analysed(r)]
+    # analysed is not complete: an operator without a rule is mixed, which is sound but coarse
     complete = [r for r in known if not r["unhandled"] and not r["unaccounted"]]
     text = (
         f"{len(known)} of {len(records)} models ({len(known) / max(len(records), 1):.1%}) "
@@ -86,6 +87,7 @@ def _other_tools_lines(records: list[Record]) -> list[str]:
             if {"analyze", way} <= (s := part(r, "compare")["seconds"]).keys()
         ]
         if pairs:
+            # Per model, then the median: a few giants would decide a ratio of sums.
             ratios = [ours / theirs for ours, theirs in pairs]
             lines.append(
                 f"`analyze` takes {median(ratios):.2f} times as long as {title} (median of "

@@ -108,6 +108,7 @@ def plot_times(records: list[Record]) -> str:
         found = part(record, "analyze")
         if not found:
             continue
+        # Dots of one model share their x, so tools can be compared column by column.
         series["analyze"].append((found["nodes"], found["seconds"], record["model"]))
         for way, title in titles.items():
             seconds = part(record, "compare").get("seconds", {}).get(way)
@@ -118,6 +119,7 @@ def plot_times(records: list[Record]) -> str:
 
 def plot_coverage(records: list[Record]) -> str:
     """The number of models of each family that passed each stage."""
+    # Only stages that were run have bars; a missing stage is no failure.
     kinds = {"analysed": analysed}
     if any(record.get("convert") for record in records):
         kinds["converted"] = converted

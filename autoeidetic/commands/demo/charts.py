@@ -38,6 +38,7 @@ def capacity_chart(
     moments: Sequence[Moment], boundaries: Sequence[int], names: Sequence[str], title: str
 ) -> str:
     """Shares of the network owned by each task over all epochs, stacked."""
+    # The free share is the ground; areas of tasks are painted over it, from the bottom upwards.
     across, up = _axes([1.0], boundaries, 0.0)
     body = [_rectangle(LEFT, TOP, WIDTH - RIGHT - LEFT, HEIGHT - BOTTOM - TOP, "free")]
     middles: dict[int, float] = {}
@@ -45,10 +46,12 @@ def capacity_chart(
         # A polygon between two cumulative shares: along the upper one and back along the lower one.
         lower = [(m.epoch, sum(m.tasks[:task])) for m in moments]
         upper = [(m.epoch, sum(m.tasks[: task + 1])) for m in moments]
+        # Moments before the task has any unit have no area.
         shown = [n for n, (low, high) in enumerate(zip(lower, upper, strict=True)) if high > low]
         if not shown:
             continue
         points = [upper[n] for n in shown] + [lower[n] for n in reversed(shown)]
+        # Two corners close the area on the left: an open task may use everything that is free.
         start = 0 if task == 0 else boundaries[task - 1]
         points += [(start, points[-1][1]), (start, 1.0)]  # the area begins at the task's boundary
         share = f"{names[task]}: {100 * moments[-1].tasks[task]:.1f}% of the network"
@@ -77,6 +80,7 @@ def group_chart(shares: Sequence[Share], title: str) -> str:
     for after, share in enumerate(shares):
         left, top = after * (wide + gap), float(high)
         for task, count in enumerate(share.tasks):
+            # From the bottom: y grows downwards, so top moves up by each part.
             tall = high * count / share.size
             top -= tall
             body.append(_rectangle(left, top, wide, tall, f"part t{task}"))
@@ -103,6 +107,7 @@ def heat_map(
         for x, value in enumerate(row):
             if math.isnan(value):
                 continue
+            # 0 at `lowest` (chance), 1 at a perfect value.
             level = max(0.0, min(1.0, (value - lowest) / (1 - lowest)))
             loss = 100 * (rows[x][x] - value) if drops and y > x else 0.0
             body.append(_cell(left + x * wide, top + y * tall, wide, tall, value, level, loss))
@@ -177,6 +182,7 @@ def _curve(
 
 def _end_labels(heights: dict[int, float], said: dict[int, str]) -> list[str]:
     """Labels at the right, moved apart where they would overlap, with lines to their curves."""
+    # Pixels, not shares: labels need a fixed distance on the page.
     placed = apart(list(heights.values()), _LABEL_GAP, TOP, HEIGHT - BOTTOM)
     body, right = [], WIDTH - RIGHT
     for (task, height), at in zip(heights.items(), placed, strict=True):
@@ -199,6 +205,7 @@ def _cell(
         fill_opacity=opacity(0.06 + 0.94 * level),
         **{"class": "heat"},
     )  # fmt: skip
+    # Dark cells get light text.
     ink = "strong" if level > 0.5 else ""
     lost = round(loss, 1) > 0
     middle = y + tall / 2 + (-2 if lost else 4.5)

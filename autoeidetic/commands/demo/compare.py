@@ -37,6 +37,7 @@ def compare(
     """Train both networks; the results, and the network that cannot forget."""
     began, listener = perf_counter(), listener or Listener()
     torch.manual_seed(seed)
+    # The eidetic network first: its epochs and rates are the budget of fine-tuning.
     ours = Eidetic(tasks, config, lambda epoch: listener.epoch(story.doing(tasks, epoch)))
     listener.expect(2 * len(tasks) * _epochs(config))
     listener.tell(story.introduction(ours.net, tasks))

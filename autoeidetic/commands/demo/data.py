@@ -48,6 +48,7 @@ def examples() -> list[list[list[float]]]:
 def _shuffled() -> tuple[Tensor, Tensor]:
     """Images and labels in a fixed order, so that all runs test on the same images."""
     digits = load_digits()
+    # [images, 1, 8, 8], shades 0 to 16 -> -1 to 1
     images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 8 - 1
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     larger = F.interpolate(images[order], size=(SIZE, SIZE), mode="bilinear")
@@ -58,6 +59,7 @@ def _task(images: Tensor, digits: Tensor, first: int, most_images: int | None) -
     rows = ((digits == first) | (digits == first + 1)).nonzero()[:, 0]
     images, labels = images[rows], digits[rows] - first
     trained = int(_TRAIN_SHARE * len(rows))
+    # Limits the training images only; the test images are the same for every limit.
     chosen = slice(trained if most_images is None else min(trained, most_images))
     train = TensorDataset(images[chosen], labels[chosen])
     return Lesson(

@@ -49,9 +49,11 @@ class Eidetic:
         """Train, prune and finish a task; store its outputs to compare with later."""
         task = self.tasks[number]
         self.rates.append([])
+        # open -> train and prune -> finish: from here on the bits of this task stay.
         self.net.prepare_for_task(number, num_classes=2, name=task.name)
         self.net.train_task(
             task.train,
+            # after prepare_for_task, which makes the head that it has to know
             optimizer=torch.optim.AdamW(self.net.parameters(), lr=RATE),
             config=self.config,
             on_epoch=self._note,
@@ -86,6 +88,7 @@ class Eidetic:
         return autoeidetic.evaluate(self.net, tests).accuracy
 
     def _note(self, epoch: Epoch) -> None:
+        # A round of pruning trains nothing, so it is no epoch for the comparison.
         if epoch.phase != "prune":
             self.record.after_epoch(self._accuracies())
             self.rates[-1].append(epoch.lr)

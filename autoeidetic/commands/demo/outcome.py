@@ -89,6 +89,7 @@ class Outcome:
     @property
     def routed(self) -> float:
         """The share of test images whose task the router predicts correctly."""
+        # Diagonal over everything.
         right = sum(row[task] for task, row in enumerate(self.confusion))
         return right / max(sum(map(sum, self.confusion)), 1)
 

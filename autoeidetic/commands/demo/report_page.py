@@ -76,6 +76,7 @@ def _tasks(names: Sequence[str], images: Sequence[Image]) -> str:
     return "".join(
         f'<div class="task t{task}"><span class="digits">'
         + "".join(
+            # images: digits 0 to 9; task t shows 2t and 2t + 1
             charts.digit(image, "an example")
             for image in images[_PER_TASK * task : _PER_TASK * (task + 1)]
         )

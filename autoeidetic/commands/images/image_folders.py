@@ -48,6 +48,7 @@ class ImageTask:
             "classes": list(self.classes),
             "train": len(self.train),
             "test": len(self.test),
+            # names, sizes and classes, not contents: that would take as long as reading all images
             "images": _listing(self.folder, (*self.train, *self.test)),
         }
 
@@ -83,6 +84,7 @@ def find_tasks(folders: Sequence[str], seed: int) -> tuple[ImageTask, ...]:
     roots: dict[Path, str] = {}
     for folder in folders:
         name = Path(folder).resolve().name
+        # The last part of the path names a task, unless two folders share it.
         task = _task(folder, name if names[name] == 1 else folder, seed)
         root = _training_folder(Path(folder)).resolve()
         if root in roots:
@@ -132,6 +134,7 @@ def _task(folder: str, name: str, seed: int) -> ImageTask:
         raise InputError(f"'{folder}' {fact}", remedy="pass one folder of images per task")
     source = _training_folder(root)
     classes, samples = _images(source)
+    # Without train/ a folder called "test" is a class like any other.
     tests = [root / part for part in _TESTS if source != root and (root / part).is_dir()]
     if not tests:
         return ImageTask(name, folder, classes, *_held_out(source, samples, classes, seed))
@@ -199,6 +202,7 @@ def _held_out(
                 f"'{root / name}' has only one image, but some must be held out for testing",
                 remedy="add images, or split them into train/CLASS and val/CLASS yourself",
             )
+        # Relative paths: the same images are held out after the folder has moved.
         own.sort(key=lambda file: _hash(f"{seed} {Path(file).relative_to(root).as_posix()}"))
         test.update(own[: max(1, round(len(own) / _HELD_OUT))])
     kept = tuple(sample for sample in samples if sample[0] not in test)

@@ -30,6 +30,7 @@ def inspect_model(name: str, inputs: tuple[Tensor, ...] | None) -> Dependencies:
         with parameters_on_meta():
             model = build()
         return analyze(model, inputs)
+    # A wrong name or input is the user's mistake: weights would not change it.
     except InputError:
         raise
     except Exception:  # a constructor or a forward may raise anything without data
@@ -166,6 +167,7 @@ def parameters_on_meta() -> Iterator[None]:
     moved: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
 
     def register(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        # Exact type: lazy and other special parameters are left alone.
         if type(param) is nn.Parameter and not param.is_meta:
             if id(param) not in moved:  # `moved` keeps `param` alive, so that its id is not reused
                 meta = nn.Parameter(param.detach().to("meta"), param.requires_grad)

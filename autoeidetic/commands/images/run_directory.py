@@ -23,6 +23,7 @@ class ImageRun:
 
     def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
         self.directory = directory
+        # As JSON gives them back: a tuple would never equal the stored list.
         self.settings = files.as_stored(settings)
 
     def check(self, tasks: Sequence[ImageTask]) -> int:
@@ -49,6 +50,7 @@ class ImageRun:
                 f"'{self.directory}' belongs to another run: {other}",
                 remedy=f"{_OTHER}, or use the settings of that run",
             )
+        # Tasks that were only announced may be replaced by others.
         begun = stored["tasks"][: self._begun()]
         self._check_tasks(begun, [task.to_dict() for task in tasks])
         return len(begun)

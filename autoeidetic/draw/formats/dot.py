@@ -62,5 +62,6 @@ def _node(card: Card, drawing: Drawing, colours: dict[str, str]) -> str:
 
 def _quoted(text: str) -> str:
     """A quoted DOT string; backslashes are literal."""
+    # Backslashes first, or those of the escaped quotes would be doubled.
     plain = printable(text).replace("\\", "\\\\").replace('"', '\\"')
     return '"' + plain.replace("\r", " ").replace("\t", " ").replace("\n", "\\n") + '"'

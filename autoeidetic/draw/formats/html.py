@@ -30,6 +30,7 @@ def to_html(drawing: dict[str, Any]) -> str:
         >>> page.count("</script>"), "a </script> b" in page
         (3, False)
     """
+    # Their digests are in the policy, so both must be final before it is written.
     style, script = _style(), _script()
     parts = {
         "title": _text(drawing.get("title") or "model"),

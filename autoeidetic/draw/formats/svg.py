@@ -46,6 +46,7 @@ def _picture(view: View, layout: Layout) -> str:
     body += [_path(path, colours) for path in layout.paths]
     body += [draw_title(f, layout.places[f.id], levels[f.id]) for f in view.frames[1:]]
     body += [draw_card(c, layout.places[c.id], drawing, colours) for c in view.cards]
+    # A narrow picture is centred under its title and over its legend.
     shift = (inner - layout.width) / 2
     below = _TOP + layout.height + _EDGE
     parts = [

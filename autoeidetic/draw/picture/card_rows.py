@@ -79,6 +79,7 @@ def _row(node: Node, drawing: Drawing) -> Row:
         note = node.type  # its result has the size of its input, which needs no mention
     else:
         note = f"{node.type}  {size_text(node.shape)}".strip()
+    # A layer has the colours of the groups it makes; an operator of those it passes on.
     own = tuple(dict.fromkeys(part.group for part in node.groups if part.role != "input"))
     # A parameter of a container is owned under the parameter's or the container's path.
     layers = [node.path, node.path.rpartition(".")[0]] if node.type == "Parameter" else [node.path]
@@ -102,6 +103,7 @@ def _shares(drawing: Drawing, layers: list[str]) -> tuple[float, ...]:
     """The share of each task in the elements of some layers."""
     if not layers:
         return ()
+    # Summed before the division: large layers count more than small ones.
     totals = drawing.ownership["sizes"]
     whole = max(sum(totals[layer] for layer in layers), 1)
     owned = _layer_shares(drawing)

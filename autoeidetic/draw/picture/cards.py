@@ -1,4 +1,10 @@
-"""Cards: the boxes of an SVG picture."""
+"""Cards: draws the boxes of an SVG picture.
+
+A card is a column of rows. Each row, from left to right:
+
+    colour stripe | name  note ............ locked, nested |
+    ownership bar below, if the row is a layer of a network with tasks
+"""
 
 from __future__ import annotations
 
@@ -28,6 +34,7 @@ _STRIPE = 5.0
 
 def draw_frame(frame: Frame, at: Rectangle, level: int) -> str:
     """The background of an open module; a run of equal blocks is a pile of three."""
+    # Painted from the back: shifted copies first, the frame itself last.
     pile = [
         tag(
             "rect",
@@ -52,6 +59,7 @@ def _fill(level: int) -> str:
 def draw_title(frame: Frame, at: Rectangle, level: int) -> str:
     """The name of a module on a translucent ground, so that arrows below do not cross the text."""
     name, note = frame_title(frame)
+    # 1.06: bold text is wider than the measured one.
     after = at.x + 18 + width(name, TITLE) * 1.06
     behind = tag(
         "rect",
@@ -112,6 +120,7 @@ def _about(node: Node) -> str:
 def _row(
     row: Row, node: Node | None, at: Rectangle, top: float, ink: str, colours: dict[str, str]
 ) -> str:
+    # SVG places text by its baseline: 4 below the middle of the row.
     base = top + ROW / 2 + 4
     plain = node is not None and (node.kind == "operator" or node.type == "Parameter")
     parts = [_stripe(row, at.x, top, colours)]
@@ -154,6 +163,7 @@ def _bar(row: Row, x: float, y: float, length: float) -> str:
 
 def _circle(card: Card, at: Rectangle, colours: dict[str, str]) -> str:
     node = card.nodes[0]
+    # One group: its colour. Several: the neutral one, as no single colour would be right.
     known = [colours[group] for group in node.carries if group in colours]
     colour = known[0] if len(known) == 1 else LINE
     x, y, radius = at.x + at.width / 2, at.y + at.height / 2, at.width / 2 - 1

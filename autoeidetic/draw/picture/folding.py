@@ -167,6 +167,7 @@ class _Tree:
         found = {}
         for module in self.drawing.modules:
             around = self._ancestors(module.id)
+            # At most one: levels differ along a path to the root.
             closed = [m for m in around if self.level[m] == depth]
             if closed:
                 found[module.id] = closed[0]
@@ -181,6 +182,7 @@ class _Tree:
         found: dict[tuple[str, str, str], dict[str, None]] = {}
         later: dict[tuple[str, str, str], dict[str, None]] = {}
         for edge in self.drawing.edges:
+            # First to the shown block of a run, then to the closed module around it.
             source = place[self.stands_for.get(edge.source, edge.source)]
             target = place[self.stands_for.get(edge.target, edge.target)]
             # A closed module hides its inner edges; the count at a run stands for its inner edges.
@@ -194,6 +196,7 @@ class _Tree:
         ]
 
     def _within_a_run(self, edge: Edge) -> bool:
+        # Both ends in one run, but in different blocks.
         runs = self._run(edge.target)
         return any(runs.get(of, index) != index for of, index in self._run(edge.source).items())
 
@@ -227,6 +230,7 @@ def _may_stack(node: Node, above: Node | None, link: Edge, leaving: dict[str, li
         return False
     if node.kind in _ALWAYS_ALONE or above.kind in _ALWAYS_ALONE or above.type == "Parameter":
         return False
+    # A weight ("consumes") or a gate starts a card of its own.
     return link.kind in ("coupled", "normalises")
 
 

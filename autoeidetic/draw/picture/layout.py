@@ -137,6 +137,7 @@ class _Builder:
         guessed = [self.sizes.get(item) or self._estimate(item) for item in items]
         sizes = [self.measured.get(*pair) for pair in zip(items, guessed, strict=True)]
         aspect = _ASPECT if self._is_deep(frame) else _ASPECT_INSIDE
+        # Both directions are tried; ties go to down, the usual direction of a network.
         down, right = _in_line(sizes, True), _in_line(sizes, False)
         self.downwards[frame] = _distance(down, aspect) <= _distance(right, aspect)
         size = down if self.downwards[frame] else right
@@ -176,6 +177,7 @@ class _Builder:
             self.around |= dict.fromkeys(self.inner[line], line)
             self.downwards[line] = down
             line_sizes.append(_in_line([sizes[position] for position in positions], down))
+        # The lines stand side by side, across the direction in which each of them runs.
         self.downwards[frame] = not down
         return _in_line(line_sizes, not down)
 
@@ -195,6 +197,11 @@ class _Builder:
         A port is named after the source and kind of the value, so all arrows that carry the same
         value across a border share one port.
         """
+        # For an arrow from card a in frame A to card b in frame C, which lies in frame B:
+        #
+        #      A [ a ---|A>a ]      B [ B<a|--- C [ C<a|---> b ] ]
+        #
+        # one segment in A, one between A and B, one in B, one in C.
         out, into = self._frames_around(link.source), self._frames_around(link.target)
         shared = next(frame for frame in out if frame in into)
         steps = [(link.source, "")]
@@ -216,8 +223,10 @@ class _Builder:
         else:
             level = self.around[item]
         start, end = port or item, other_port or other
+        # Arrows of the same kind on the same way share one line.
         key = f"{start}|{end}|{link.kind}"
         known = self.segments.get(key)
+        # dict.fromkeys: unique, in the order of first use, so that pictures are reproducible.
         groups = tuple(dict.fromkeys((*(known.groups if known else ()), *link.groups)))
         self.segments[key] = _Segment(link.kind, groups, ends=not other_port)
         self.edges[level][key] = (start, end)
@@ -288,6 +297,7 @@ def _in_line(sizes: Sequence[Point], down: bool) -> Point:
 
 def _distance(size: Point, aspect: float) -> float:
     """How far an aspect is off: 0 if right, the same for twice as wide and twice as high."""
+    # A logarithm: twice as wide and half as wide are equally far off.
     return abs(math.log(size[0] / size[1] / aspect))
 
 
@@ -316,9 +326,11 @@ def _read(graph: dict[str, Any], builder: _Builder) -> Layout:
     """Convert ELK's coordinates, which are relative to the parent, to absolute ones."""
     places: dict[str, Rectangle] = {}
     paths: list[Path] = []
+    # (item, left, top): the absolute corner of the frame around the item.
     waiting: list[tuple[dict[str, Any], float, float]] = [(graph, 0.0, 0.0)]
     while waiting:
         item, left, top = waiting.pop()
+        # Edges are relative to the frame that holds them, as its items are.
         x, y = left + item.get("x", 0.0), top + item.get("y", 0.0)
         places[item["id"]] = Rectangle(x, y, item["width"], item["height"])
         waiting += [(child, x, y) for child in item.get("children", ())]
