@@ -67,7 +67,7 @@ watched_pins: WeakSet[Any] = WeakSet()
 optimizer_hooks: list[Any] = []
 #: Models that are backbones of networks.
 converted_backbones: WeakSet[nn.Module] = WeakSet()
-#: ``tasks.network.Answering`` by the number that compiled graphs know it by.
+#: ``tasks.network.Network`` by the number that compiled graphs know it by.
 networks_by_number: WeakValueDictionary[int, Any] = WeakValueDictionary()
 network_numbers = itertools.count(1)
 pass_lock_numbers = itertools.count()
