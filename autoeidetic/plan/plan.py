@@ -1,7 +1,7 @@
-"""Plan: which unit every parameter element belongs to, and what keeps units apart.
+"""Plan: the unit of every parameter element, what each weight reads, and what requires what.
 
-Plain, immutable data, the same for all analysed calls: everything that comes after the analysis
-reads this and :mod:`autoeidetic.plan.call_plan`, and nothing else.
+Plain, immutable data, the same for all analysed calls. Everything after the analysis reads this and
+:mod:`autoeidetic.plan.call_plan`, and nothing else.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class Plan:
 
     def closure(self, kept: Array) -> Array:
         """The smallest superset of a set of units (a boolean vector) closed under requires."""
+        # one pass over all edges per level of requires; chains are short, and edges are few
         kept = kept.copy()
         kept[0] = True
         while True:
@@ -87,8 +88,8 @@ class Plan:
 def _constants(capture: Capture, buffers: dict[str, Tensor]) -> tuple[str, ...]:
     """Buffers that follow no unit: frozen with the first task.
 
-    Whether an output reads them is not known, because what is computed from constants alone is
-    not in the graph; only a batch norm's counter surely plays no part in eval mode.
+    The graph does not show whether an output reads them, because values computed from constants
+    alone are not in it. Only a batch norm's counter is known to play no part in eval mode.
     """
     return tuple(
         name

@@ -1,4 +1,4 @@
-"""The result of an analysis: groups, heads, what is locked, and questions about layers."""
+"""Dependencies: the result of an analysis, with groups, heads, locks and queries about layers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Dependencies(Drawable):
 
     @property
     def plan(self) -> Plan:
-        """The unit of every parameter element, and what keeps units apart."""
+        """The unit of every parameter element, what weights read, and what requires what."""
         return self.analysis.plan
 
     @property
@@ -93,7 +93,7 @@ class Dependencies(Drawable):
 
     @property
     def unhandled(self) -> tuple[Unhandled, ...]:
-        """Operators that could only be dealt with by mixing everything they read."""
+        """Operators without a rule: everything they read is mixed."""
         return self.analysis.unhandled
 
     @property
@@ -156,7 +156,7 @@ class Dependencies(Drawable):
         return tuple(layer_graph.consumers(self.graph, self._layer(layer)))
 
     def coupled_with(self, layer: str) -> tuple[str, ...]:
-        """The other layers that have a part in the same units.
+        """The other layers that own elements of the same units.
 
         Example:
             >>> import torch, autoeidetic
@@ -199,7 +199,7 @@ class Dependencies(Drawable):
         return ties.why(self.analysis.structure, self._layer(first), self._layer(second))
 
     def _layer(self, name: str) -> str:
-        """The node of a layer; one that shares the parameters of another is that one's.
+        """The node of a layer; a layer that shares the parameters of another has that one's node.
 
         Raises:
             InputError: there is none.
