@@ -61,6 +61,10 @@ class EideticNet(Drawable, Network):
     router: routing.Router | None
 
     # -- the life of a task --------------------------------------------------------------------
+    #
+    # prepare_for_task -> train -> prune -> finish_task -> prepare_for_task of the next task ...
+    #        ^--- rollback ---'
+    # `exclusive`: no forward pass runs in another thread while owners or values change.
 
     @exclusive
     @_trainable

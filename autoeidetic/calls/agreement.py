@@ -129,7 +129,7 @@ def labels(plan: Plan, units: Array) -> Array:
     """Names of units that two plans have in common.
 
     The name of a unit with elements is its number in ``units``. A derived unit has no elements to
-    compare: its name is a hash of what it requires, and negative, so that it is never a number.
+    compare: its name is a hash of its requirements, negated, so that no unit number equals it.
     """
     # derived d requires units 3 and 8, derived e requires d and 2:
     #     round 1    label[d] = -hash{3, 8}      label[e] = -hash{0, 2}      d had no name yet

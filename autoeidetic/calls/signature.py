@@ -1,6 +1,7 @@
 """Signature: the properties of a call's arguments that can decide the path of the model's code.
 
-All of them but the data in tensors; a model whose code looks at data is told apart by decisions.
+The data in tensors is left out. For a model whose code looks at data, calls are distinguished by
+the values that the code read (``Call.decisions``).
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Bond:
 
 @dataclass(frozen=True)
 class Group:
-    """Units with the same members in the same layers: what is pruned by percentage."""
+    """Units with the same members in the same layers; pruning takes a fraction of each group."""
 
     name: str
     size: int

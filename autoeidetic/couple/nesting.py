@@ -72,7 +72,7 @@ def _is_closed(call: ModuleCall, nodes: list[fx.Node], propagation: Propagation)
                     return False
         if node not in leaving and any(user not in own for user in node.users):
             if not isinstance(propagation.values.get(node), Value):
-                continue  # a container: its parts are nodes of their own
+                continue  # a container: its parts are separate nodes
             if not _may_pass(node, call.path, propagation):
                 return False
     return True
@@ -95,7 +95,7 @@ def _leaves(structure: Any) -> list[fx.Node]:
 def nested_modules(
     propagation: Propagation, accepted: dict[int, str], units: UnitsOf
 ) -> tuple[Nested, ...]:
-    """The modules of the accepted sites, with the units of what goes in and out of each call."""
+    """The modules of the accepted sites, with the units of the inputs and outputs of each call."""
     sites: dict[str, list[MixingSite]] = defaultdict(list)
     for index, path in accepted.items():
         sites[path].append(propagation.sites[index])

@@ -40,8 +40,8 @@ class Link:
 
     def __str__(self) -> str:
         where = [self.operator if self.subject != self.operator else "", self.line]
-        told = ", ".join(part for part in where if part)
-        return f"{self.subject} {self.kind} {self.object}" + (f" ({told})" if told else "")
+        source = ", ".join(part for part in where if part)
+        return f"{self.subject} {self.kind} {self.object}" + (f" ({source})" if source else "")
 
 
 @dataclass(frozen=True)

@@ -116,8 +116,8 @@ def _merge_equal_mixtures(labels: Array, left: Array, right: Array, owning: Arra
     """
     # A set of units is compared by the sum of its members' random keys, modulo 2^64: one vectorised
     # addition per edge, where Python sets would take a loop over millions of them. Two different
-    # sets have equal sums with a chance of about 2^-64. `pairs` has each edge once: a sum counts
-    # what is repeated, a set does not.
+    # sets have equal sums with a chance of about 2^-64. `pairs` has each edge once, because a sum
+    # counts repeated members and a set does not.
     random = np.random.default_rng(3)
     while True:
         size = int(labels.max()) + 1

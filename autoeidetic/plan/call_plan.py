@@ -136,8 +136,8 @@ def _heads(model: nn.Module, analysis: Analysis) -> tuple[HeadPlan, ...]:
         # a parameter of the root module is its own layer: there is no module to replace
         holder = head.layer if head.layer not in head.parameters else ""
         own = {name for name, _ in model.get_submodule(holder).named_parameters(holder)}
-        # a module of which all parameters belong to the head is replaced as a whole; of any other
-        # module (a tied embedding with its own bias) only single parameters are
+        # a module whose parameters all belong to the head is replaced as a whole; in any other one
+        # (the root, with a parameter that serves as output weight) only single parameters are
         if holder and own <= set(head.parameters):
             result.append(_module_head(analysis, holder, head.parameters, head.size))
         else:
@@ -247,7 +247,7 @@ def _joint(
     analysis: Analysis,
     example: int,
 ) -> bool:
-    """Can several heads' results go side by side through what follows the heads?
+    """Can the results of several heads go side by side through the operators that follow?
 
     Only through operators that compute each class from itself, with the same bits in any company.
     """

@@ -2,7 +2,7 @@
 
 It is the deepest output, which depends on all parameters that the others depend on: the last of a
 list of feature maps, the decoder's hidden state and not the encoder's. A model that ends in a layer
-of which tasks cannot have copies has no features: a head on top of that layer would be another
+that cannot be copied for each task has no features: a head on top of that layer would be another
 function than the model's.
 """
 

@@ -26,8 +26,8 @@ class Plan:
 
     Vectors over units have ``units + 1`` entries. ``elements`` counts the parameter elements of
     each unit, ``requires`` has a row (unit, unit it cannot live without) for each edge.
-    ``unreached`` marks the units of elements that no analysed call reads, in parameters of which
-    other elements are read (the last rows of a position table). ``outputs`` has the units in the
+    ``unreached`` marks the units of elements that no analysed call reads, in parameters that are
+    read in part (the last rows of a position table). ``outputs`` has the units in the
     output of each analysed call of the model.
 
     ``groups`` are those of the backbone. ``outside`` marks the units of heads and of unused

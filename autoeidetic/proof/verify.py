@@ -199,8 +199,8 @@ def _put_back(net: Network, state: dict[str, Tensor]) -> None:
 
 def scramble(net: Network, generator: torch.Generator) -> None:
     """Give everything that belongs to no finished task random values."""
-    # heads of open tasks, and the model's own output layer if no task uses it, belong to nobody as
-    # a whole; of the backbone only the free elements are written
+    # whole tensors: heads of open tasks, and the model's own output layer if no task uses it; in
+    # the rest of the backbone only free elements are written
     finished = {f"heads.{task.index}." for task in net.tasks if task.finished}
     kept = set(net.kept_head_names())
     parameters = net.call_plan.plan.parameters.items()

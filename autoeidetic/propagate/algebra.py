@@ -40,7 +40,7 @@ class Algebra(ParameterChannels):
         return constant(self.shape if shape is None else tuple(shape))
 
     def move(self, value: Value, function: Callable[[Tensor], Tensor]) -> Value:
-        """Data movement: what happens to the elements happens to their tags."""
+        """Data movement: tags move like the elements."""
         # A parameter has no tags yet, so its coordinates move instead:
         #     weight (2, 3)        coords[0]  0 0 0     coords[1]  0 1 2
         #                                     1 1 1                0 1 2
@@ -68,7 +68,7 @@ class Algebra(ParameterChannels):
         parameters = [v for v in operands if v.parameter is not None]
         if parameters and all(v.parameter is not None or v.is_constant for v in operands):
             return self._pointwise_parameters(parameters, shape)
-        # in this order: what has channels is combined first, so that a new parameter can adopt them
+        # values with channels are combined first, so that a new parameter can adopt them
         tags: Tensor | None = None
         waiting = []  # parameters with elements that have no channel yet
         for value in operands:

@@ -177,7 +177,7 @@ class ParameterChannels(Tags):
 
         view.coords[d]   index along dimension d of the parameter, at each position of tags
         flat             sum of coords[d] * step[d]: the element that a position shows
-        everything       offsets of the dimensions of which a position shows all elements
+        everything       offsets along the dimensions on which a position depends as a whole
         """
         assert view.coords is not None
         flat = torch.zeros((), dtype=torch.int64)
@@ -308,22 +308,22 @@ class ParameterChannels(Tags):
                 channels[blank] = torch.from_numpy(self.channels.new(int(blank.sum())))
         drop = len(shape) - len(value.shape)
         channels = channels.reshape(channels.shape[drop:]).expand(value.shape)
-        if self.is_assigned(view):  # only what has no channel yet gets one
+        if self.is_assigned(view):  # only elements without a channel get one
             known = self._shown(view)
             channels = compress(torch.where(known > 0, known, channels).expand(value.shape))
         self.write_channels(view, channels)
 
 
 def _without_whole_dimensions(
-    view: ParameterView, told_apart: Sequence[int], shape: Sequence[int]
+    view: ParameterView, distinguished: Sequence[int], shape: Sequence[int]
 ) -> ParameterView:
     """The view with size 1 along the dimensions on which every position depends as a whole.
 
     Every element of a standardised weight depends on its whole row: it is enough to write one
-    channel per row. Dimensions in ``told_apart``, along which channels differ already, stay.
+    channel per row. Dimensions in ``distinguished``, along which channels differ already, stay.
     """
     assert view.coords is not None
-    gone = [c is None and d not in told_apart for d, c in enumerate(view.coords)]
+    gone = [c is None and d not in distinguished for d, c in enumerate(view.coords)]
     zero = ZERO.expand(shape)
     return replace(
         view,

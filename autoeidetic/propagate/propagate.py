@@ -279,7 +279,7 @@ def propagate(capture: Capture) -> Propagation:
 def _give_channels_to_the_rest(algebra: Algebra) -> frozenset[str]:
     """Give a new channel to each parameter, and to each part of one, that no operator has read.
 
-    Returns the parameters of which nothing is read.
+    Returns the parameters that no operator has read at all.
     """
     unused = [name for name in algebra.parameter_shapes if name not in algebra.channels_of]
     for name in unused:

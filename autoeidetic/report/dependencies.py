@@ -206,10 +206,12 @@ class Dependencies(Drawable):
         """
         graph = self.graph
         known = {node: node for node, kind in graph.nodes(data="kind") if kind != "group"}
+        # decoder.weight tied to embedding.weight: "decoder" has the node of "embedding"
         for alias, parameter in self.capture.aliases.items():
             known.setdefault(layer_of(alias), layer_of(parameter))
         if name in known:
             return known[name]
+        # a layer without parameters (a ReLU) has no node either: its name is an error, too
         close = get_close_matches(name, known, n=3)
         hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "see deps.graph.nodes"
         raise InputError(f"the model has no layer {name!r} with parameters", remedy=hint)

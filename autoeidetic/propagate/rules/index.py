@@ -30,7 +30,7 @@ def _unknown_channels(algebra: Algebra, indices: list[Any]) -> Tensor | None:
 
 
 def _require(algebra: Algebra, value: Value, channels: Tensor | None) -> Value:
-    """The value, every channel of which requires the given one."""
+    """The value, with every channel requiring the given one."""
     if channels is None:
         return value
     return Value(value.shape, algebra.combine(algebra.tags(value), channels, value.shape))

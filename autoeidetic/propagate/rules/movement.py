@@ -178,5 +178,5 @@ def col2im(algebra: Algebra, x: Value, size: list[int], kernel: list[int], *_: A
 
 
 def _like(value: Value) -> Tensor:
-    """A stand-in for an operand of which only the shape matters (expand_as, view_as)."""
+    """A stand-in for an operand whose shape alone matters (expand_as, view_as)."""
     return value.const if value.const is not None else torch.empty(value.shape, device="meta")
