@@ -26,8 +26,8 @@ _ROUNDS = 32
 
 def unit_numbers(propagation: Propagation, outputs: Array, nested: set[int]) -> Array:
     """The unit number of every channel; 0 for channel 0."""
-    # labels[channel] is the number of its unit, at first the smallest channel joined with it. All
-    # steps below only ever merge labels, and name the result by its smallest member
+    # labels[channel] is the number of its unit, at first the smallest channel joined with it. The
+    # steps below only ever merge labels, so that their order cannot lose a coupling
     channels = propagation.algebra.channels
     labels = channels.roots
     left, right = _raw_edges(propagation, nested)

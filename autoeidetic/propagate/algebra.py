@@ -44,8 +44,9 @@ class Algebra(ParameterChannels):
         # A parameter has no tags yet, so its coordinates move instead:
         #     weight (2, 3)        coords[0]  0 0 0     coords[1]  0 1 2
         #                                     1 1 1                0 1 2
-        #     weight.t() (3, 2)    coords[0]  0 1       coords[1]  0 0       and a third row alike
+        #     weight.t() (3, 2)    coords[0]  0 1       coords[1]  0 0
         #                                     0 1                  1 1
+        #                                     0 1                  2 2
         view = value.parameter
         if view is not None:
             view = replace(
