@@ -37,16 +37,16 @@ def convert(
         model: any ``nn.Module``.
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword
             arguments. May be left out for timm, torchvision and transformers models. A list
-            holds several examples, which are analysed as one: pass it when the model takes
+            holds several examples, which are analysed together: pass it when the model takes
             different paths (flags, masks, short and long inputs).
         inplace: use the model itself instead of a copy.
         forward_transfer: later tasks read what earlier ones learned; False keeps tasks apart.
         keep_head: the model's own output layer is the head of task 0.
-        recycle: what a new task finds in free units: "reinit", fresh values; "keep", what they
-            held, which suits a pretrained model.
-        rehearse: go through two tasks on a copy, with random values, and see that no bit of the
-            first one's answers moves. It takes a few passes with the example inputs, and memory
-            for the copy.
+        recycle: the values of free units at the start of a task: "reinit", fresh ones; "keep",
+            those that they held, which suits a pretrained model.
+        rehearse: run two tasks on a copy, with random values, and check that no bit of the first
+            one's answers changes. It takes a few passes with the example inputs, and memory for
+            the copy.
 
     Example:
         >>> import timm, autoeidetic
@@ -57,8 +57,8 @@ def convert(
         InputError: an option is unknown, or there is no output layer to keep; the model is
             converted already, cannot be copied, or has a scripted part with parameters; and
             whatever else :func:`autoeidetic.analyze` raises.
-        EnforcementError: in the rehearsal a finished task moved: the model does something that
-            its analysis did not see.
+        EnforcementError: in the rehearsal the answers of a finished task changed: the model does
+            something that its analysis did not see.
         HeadError: the model has no output layer and no features a head could read.
     """
     if recycle not in ("reinit", "keep"):
@@ -66,7 +66,7 @@ def convert(
     check_module(model)
     _check_new(model)
     _check_weights(model)
-    with torch.inference_mode(False):  # tensors made in it can never be trained
+    with torch.inference_mode(False):  # tensors made in inference mode can never be trained
         net = _converted(
             model,
             example_inputs,
@@ -84,16 +84,20 @@ def convert(
 def _converted(
     model: nn.Module, example_inputs: Any, inplace: bool, *, keep_head: bool, **options: Any
 ) -> EideticNet:
+    # plan first, then change: nothing in the model is touched before the plan of every call exists
     examples = example_calls(model, example_inputs)
     deps = analyze(model, list(examples))
-    if deps.capture.way == "real":  # parameters may have decided the path, and will change
+    # A model that was captured with real tensors may have looked at values that depend on its
+    # parameters, which training changes. What it read is stored with each example, so that a later
+    # analysis of the example follows the same path.
+    if deps.capture.way == "real":
         taken = zip(examples, deps.capture.decisions, strict=True)
         examples = tuple(replace(each, decisions=decided) for each, decided in taken)
     plan = call_plans(model, deps.analysis)
     if keep_head and plan[0].heads[0].layer == ATTACHED:
         raise InputError(
             "the model has no output layer that keep_head=True could keep",
-            remedy="leave keep_head out: every task gets a head of its own",
+            remedy="leave keep_head out: every task gets its own head",
         )
     if inplace:
         _check_trainable(model)
@@ -108,12 +112,16 @@ def _check_new(model: nn.Module) -> None:
             raise InputError(
                 "the model is already converted",
                 place=Place(module=path),
-                remedy="go on with the network that convert returned, or build the model anew",
+                remedy="use the network that convert returned, or build the model anew",
             )
 
 
 def _check_weights(model: nn.Module) -> None:
-    """Does every module hold its weights as tensors of its own, which can be pinned and trained?"""
+    """Check that every module holds its weights as tensors that can be pinned and trained.
+
+    Raises:
+        InputError: a module does not (scripted, quantized).
+    """
     for path, module in model.named_modules():
         found = unsupported_module(module)
         if found is not None:
@@ -130,14 +138,14 @@ def _check_trainable(model: nn.Module) -> None:
     if made:
         raise InputError(
             f"{made[0]} was made in torch.inference_mode, so it can never be trained",
-            remedy="build the model outside of it, or leave inplace out: a copy can be trained",
+            remedy="build the model outside of it, or leave inplace out: the copy can be trained",
         )
 
 
 def _copy(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
-    except Exception as error:  # whatever a model's own code may raise
+    except Exception as error:  # a model's own code may raise anything
         raise InputError(
             f"the model cannot be copied: {error}",
             remedy="pass inplace=True, which uses the model itself",

@@ -1,4 +1,4 @@
-"""EideticNet: the front door. Every method checks little and calls a room.
+"""EideticNet: the public methods of a network. Each one delegates to a room.
 
     the life of a task   tasks/opening, tasks/network, tasks/pruning, proof/recheck, proof/seals
     training             training/
@@ -42,7 +42,7 @@ class EideticNet(Drawable, Network):
 
     Made by :func:`autoeidetic.convert`. ``backbone`` is the user's model, ``heads`` its output
     layers, one set for each task. With ``check_calls = False`` it answers calls that no example
-    has shown without analysing them.
+    covers without analysing them.
 
     Example:
         >>> import torch, autoeidetic
@@ -61,6 +61,10 @@ class EideticNet(Drawable, Network):
     router: routing.Router | None
 
     # -- the life of a task --------------------------------------------------------------------
+    #
+    # prepare_for_task -> train -> prune -> finish_task -> prepare_for_task of the next task ...
+    #        ^--- rollback ---'
+    # `exclusive`: no forward pass runs in another thread while owners or values change.
 
     @exclusive
     @_trainable
@@ -91,6 +95,7 @@ class EideticNet(Drawable, Network):
             CapacityError: a group is full.
             HeadError: no such head can be made.
         """
+        # everything that can fail comes first: until the block below, nothing has changed
         opened = opening.opened(self, task, num_classes, name, revisit, on_full)
         heads = opening.first_heads(self, opened)
         with self.whole():
@@ -182,7 +187,7 @@ class EideticNet(Drawable, Network):
         self.follow()
         self.pins.impose()
         self.check_finite()
-        with self.whole():
+        with self.whole():  # all or nothing: a recheck that fails leaves the task open
             self.freeze()
             recheck.finished(self)
             self.update_task(-1, seal=seals.take(self, len(self.tasks) - 1))
@@ -349,26 +354,26 @@ class EideticNet(Drawable, Network):
         progress: bool = True,
         **options: Any,
     ) -> None:
-        """Learn to tell the finished tasks apart. Nothing but the router changes.
+        """Train a router, which tells the finished tasks apart. Nothing else changes.
 
-        | by | what decides | data |
+        | by | the task is chosen by | data |
         |---|---|---|
         | "learned" | a classifier on the features before the output layers | needed |
         | "mahalanobis" | the distance of these features to those of each task | needed |
-        | "entropy" | how sure each task's head is of its answer | optional |
-        | "energy" | the same, by the size of its logits | optional |
+        | "entropy" | the entropy of each head's answer | optional |
+        | "energy" | the energy of each head's logits | optional |
 
-        With data the last two are made comparable from head to head, which helps a lot.
-        After another task is finished, call it again.
+        With data the scores of the last two are calibrated, so that heads can be compared; this
+        helps a lot. Call it again after another task is finished.
 
         Args:
             loaders: for each finished task one loader of (inputs, labels), or of inputs alone;
-                inputs are a tensor, a tuple or a dict. Each is read once, and what the router
-                reads of it is kept in memory meanwhile. A second go at a task needs none.
+                inputs are a tensor, a tuple or a dict. Each loader is read once, and its features
+                are kept in memory during the training. A revisit needs no loader.
             by: one of these, or a kind registered with :func:`autoeidetic.router`.
-            epochs: of the training of "learned".
-            lr: its learning rate.
-            seed: the same seed gives the same router. The caller's random numbers are not used.
+            epochs: the number of epochs for "learned".
+            lr: the learning rate for "learned".
+            seed: the same seed gives the same router. The caller's generators are not used.
             progress: show a bar if it takes long.
             options: of the kind: hidden, batch_size and weight_decay for "learned", shrinkage
                 for "mahalanobis".
@@ -388,8 +393,8 @@ class EideticNet(Drawable, Network):
 
         Raises:
             TaskError: no task is finished.
-            InputError: there is no such kind or option; not one loader for each finished task;
-                an empty loader.
+            InputError: there is no such kind or option, the number of loaders is not that of the
+                finished tasks, or a loader is empty.
             NonFiniteError: features are infinite or NaN.
         """
         settings = routing.Settings(epochs, lr, seed, progress, device_of(self.backbone, ""))
@@ -397,15 +402,15 @@ class EideticNet(Drawable, Network):
         self.router = made.train(self.training)
 
     def predict(self, *args: Any, **kwargs: Any) -> routing.Prediction:
-        """Find the task of each input, and its class in that task, in eval mode.
+        """Predict the task of each input and its class within that task, in eval mode.
 
-        One pass of the body, as for ``task="all"``. While a later task is trained, the answers
-        for the finished ones stay the same, bit for bit.
+        It takes one pass of the body, like ``task="all"``. Training a later task does not change
+        the predictions, bit for bit.
 
         Returns:
-            ``task``, ``label``, ``confidence`` and ``scores``. ``label`` is the largest value
-            along the classes of the first output that a head makes (of several outputs the
-            others are not looked at; for a dense output it is a map of labels).
+            ``task``, ``label``, ``confidence`` and ``scores``. ``label`` is the class with the
+            largest value in the first output that a head makes; other outputs are ignored. For a
+            dense output it is a map of labels.
 
         Example:
             >>> import torch, autoeidetic
@@ -427,7 +432,10 @@ class EideticNet(Drawable, Network):
     # -- reports -------------------------------------------------------------------------------
 
     def capacity(self) -> Capacity:
-        """Who owns how much: free and used, per task, per group, per layer; what is reused."""
+        """The shares of the network that are free and that each task owns and reuses.
+
+        In total, per group and per layer.
+        """
         return network_capacity(self)
 
     def _summary(self) -> str:
@@ -435,9 +443,10 @@ class EideticNet(Drawable, Network):
 
     @exclusive
     def verify(self, *args: Any, rounds: int = 3, seed: int = 0, **kwargs: Any) -> Verification:
-        """Scramble every free value several times and compare all finished tasks bit for bit.
+        """Check that no free value influences a finished task.
 
-        Takes the network's inputs. Everything is put back as it was.
+        Every round gives all free values random numbers and compares the answers of all finished
+        tasks to ``args`` and ``kwargs`` bit for bit. All values are restored afterwards.
 
         Example:
             >>> import torch, autoeidetic
@@ -459,6 +468,7 @@ class EideticNet(Drawable, Network):
 
     @exclusive
     def _apply(self: Self, fn: Any, recurse: bool = True) -> Self:
+        # .to(), .half(), .cuda(): seals note whether the change has rounded frozen values
         self.follow()
         before = self.types()
         super()._apply(fn, recurse)

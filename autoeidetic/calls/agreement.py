@@ -1,8 +1,12 @@
-"""Agreement: does the analysis of one call more say the same of every parameter?
+"""Agreement: whether the analysis of a further call fits the network's plan.
 
-The plan of a network is made from its example inputs. Whatever the analysis of a call that they did
-not show finds must be in force already: the units of all parameter elements that it reaches, what
-each weight reads, and what requires what.
+The plan is made from the example inputs. A call that they do not cover is analysed later, and its
+analysis may ask for nothing that the plan does not enforce already:
+
+    use        it uses no parameter that the examples leave unused, and the heads are the same
+    units      no two units of the plan become one
+    reads      every weight reads the same units
+    requires   no unit requires a unit that it did not require before
 """
 
 from __future__ import annotations
@@ -29,15 +33,16 @@ def translation(plan: Plan, other: Plan) -> Array:
     """For each unit of ``other`` the unit of ``plan`` that has its elements; 0 for none.
 
     Raises:
-        EnforcementError: ``other`` asks for something that ``plan`` does not keep.
+        EnforcementError: ``other`` asks for something that ``plan`` does not enforce.
     """
+    # in this order: reads and requires can only be compared once units have common names
     _check_same_use(plan, other)
     _check_buffers(plan, other)
     units = _units(plan, other)
-    mine = labels(plan, np.arange(plan.units + 1))
-    theirs = labels(other, units)
-    _check_reads(plan, other, mine, theirs)
-    _check_requires(plan, other, units, mine, theirs)
+    plan_labels = labels(plan, np.arange(plan.units + 1))
+    other_labels = labels(other, units)
+    _check_reads(plan, other, plan_labels, other_labels)
+    _check_requires(plan, other, units, plan_labels, other_labels)
     return units
 
 
@@ -70,7 +75,16 @@ def _check_buffers(plan: Plan, other: Plan) -> None:
 
 
 def _units(plan: Plan, other: Plan) -> Array:
-    """The unit of ``plan`` with the elements of each unit of ``other``."""
+    """The unit of ``plan`` with the elements of each unit of ``other``.
+
+    Raises:
+        EnforcementError: a unit of ``other`` has elements of two units of ``plan``.
+    """
+    # element by element    plan   1 1 2 2 3 3     other   5 5 6 6 7 7     found[5, 6, 7] = 1, 2, 3
+    #                       plan   1 1 2 2 3 3     other   5 5 5 5 7 7     5 ties 1 and 2: refused
+    # Several units of `other` may share one of `plan`, which then keeps more together than needed.
+    # Elements that no example reads are one unit of the plan (and locked), whatever they are in
+    # `other`: they name a unit, in `rest`, only where it has no other elements.
     found = np.zeros(other.units + 1, np.int64)
     rest = np.zeros(other.units + 1, np.int64)
     for name, left, right in _pairs(plan, other):
@@ -79,7 +93,7 @@ def _units(plan: Plan, other: Plan) -> Array:
         rest[right[unreached]] = left[unreached]
         left, right = left[~unreached], right[~unreached]
         if name in other.parameters and other.parameters[name].head:
-            found[right] = left  # every task has a head of its own: they may be tied together
+            found[right] = left  # each task has its own copy of a head, so its units may be tied
             continue
         fresh = found[right] == 0
         found[right[fresh]] = left[fresh]
@@ -112,11 +126,16 @@ def _layer(plan: Plan, number: int) -> str:
 
 
 def labels(plan: Plan, units: Array) -> Array:
-    """Names for units that two plans share.
+    """Names of units that two plans have in common.
 
-    One with elements has the number that ``units`` gives it; one without is known by what it
-    requires, as a negative hash of that.
+    The name of a unit with elements is its number in ``units``. A derived unit has no elements to
+    compare: its name is a hash of its requirements, negated, so that no unit number equals it.
     """
+    # derived d requires units 3 and 8, derived e requires d and 2:
+    #     round 1    label[d] = -hash{3, 8}      label[e] = -hash{0, 2}      d had no name yet
+    #     round 2    label[d] = -hash{3, 8}      label[e] = -hash{label[d], 2}
+    # One round for each level of derived units; requires has no cycles between units, so it ends.
+    # A sum of scrambled names stands for the set: the order of the edges does not matter.
     derived = plan.elements == 0
     derived[0] = False
     label = np.where(derived, 0, units).astype(np.int64)
@@ -126,6 +145,7 @@ def labels(plan: Plan, units: Array) -> Array:
     for _ in range(len(label)):
         total = np.zeros(len(label), np.uint64)
         np.add.at(total, source, _scrambled(label[needed]))
+        # 62 bits: positive as int64 before the sign is changed
         hashed = -(_scrambled(total.view(np.int64)) >> np.uint64(2)).astype(np.int64)
         fresh = np.where(derived & (total != 0), hashed, label)
         if np.array_equal(fresh, label):
@@ -135,6 +155,7 @@ def labels(plan: Plan, units: Array) -> Array:
 
 
 def _scrambled(numbers: Array) -> Array:
+    """Splitmix64: a fixed 64-bit hash of each number, the same in every process."""
     mixed = numbers.astype(np.uint64)
     with np.errstate(over="ignore"):
         mixed = mixed + np.uint64(0x9E3779B97F4A7C15)
@@ -146,13 +167,13 @@ def _scrambled(numbers: Array) -> Array:
 # -- reads and requires ------------------------------------------------------------------------
 
 
-def _check_reads(plan: Plan, other: Plan, mine: Array, theirs: Array) -> None:
+def _check_reads(plan: Plan, other: Plan, plan_labels: Array, other_labels: Array) -> None:
     for name, entry in other.parameters.items():
         if entry.head or not entry.used:
             continue
-        known = {_read_key(read, mine) for read in plan.parameters[name].reads}
+        known = {_read_key(read, plan_labels) for read in plan.parameters[name].reads}
         for read in entry.reads:
-            if _read_key(read, theirs) not in known:
+            if _read_key(read, other_labels) not in known:
                 raise _refuse(f"in this call the weight '{name}' reads other channels", name)
 
 
@@ -162,17 +183,22 @@ def _read_key(read: Read, label: Array) -> tuple[object, ...]:
 
 
 def canonical(units: Tensor, label: Array) -> tuple[tuple[int, ...], bytes]:
-    """Labels without the dimensions in which they do not vary, as something to compare."""
+    """Labels without the dimensions along which they do not vary, as a value to compare."""
+    # (64, 256, 56, 56) and (8, 256, 28, 28) with channels along dimension 1: both (1, 256, 1, 1).
+    # Two units can have one label, so what does not vary is looked for again after the lookup.
     small = core(units)
     named = compress(torch.from_numpy(label)[small])
     small = core(named)
     return tuple(small.shape), small.numpy().tobytes()
 
 
-def _check_requires(plan: Plan, other: Plan, units: Array, mine: Array, theirs: Array) -> None:
+def _check_requires(
+    plan: Plan, other: Plan, units: Array, plan_labels: Array, other_labels: Array
+) -> None:
     head = _heads(plan)
-    known, _, _ = _edges(plan, np.arange(plan.units + 1), mine, head)
-    keys, source, needed = _edges(other, units, theirs, head)
+    known, _, _ = _edges(plan, np.arange(plan.units + 1), plan_labels, head)
+    keys, source, needed = _edges(other, units, other_labels, head)
+    # a missing edge is an error only if the plan does not imply it: a -> b -> c includes a -> c
     missing = ~np.isin(keys, known)
     for left, right in zip(source[missing].tolist(), needed[missing].tolist(), strict=True):
         reached = plan.closure(head == left)
@@ -183,7 +209,7 @@ def _check_requires(plan: Plan, other: Plan, units: Array, mine: Array, theirs: 
 
 
 def _heads(plan: Plan) -> Array:
-    """The first unit of the head that a unit belongs to; its own number for any other."""
+    """The first unit of the head that a unit belongs to; its own number for any other unit."""
     result = np.arange(plan.units + 1)
     for entry in plan.parameters.values():
         if entry.head:
@@ -193,13 +219,15 @@ def _heads(plan: Plan) -> Array:
 
 
 def _edges(plan: Plan, units: Array, label: Array, head: Array) -> tuple[Array, Array, Array]:
-    """Requires edges of units with elements, each once.
+    """The requires edges of units with elements, each once.
 
-    A key that both plans share, the unit of ``units`` that requires, and what it requires.
+    Returns for each edge a key that both plans share, the unit of the network's plan at its start,
+    and the unit of ``plan`` at its end.
     """
     source, needed = plan.requires.T if len(plan.requires) else (np.zeros(0, np.int64),) * 2
     left, right = head[units[source]], label[needed]
     kept = (plan.elements[source] > 0) & (left != right) & (right != 0)
     left, right, needed = left[kept], right[kept], needed[kept]
+    # hashing the right side twice makes the key of a -> b differ from that of b -> a
     keys, first = np.unique(_scrambled(left) ^ _scrambled(_scrambled(right)), return_index=True)
     return keys, left[first], needed[first]

@@ -1,9 +1,13 @@
-"""Calls: the ways of calling a model that were analysed, and what holds in each of them.
+"""Calls: the analysed ways of calling a model, and what holds for each of them.
 
-A network answers only for calls that were analysed. The example inputs were; any other call is
-analysed when it is made for the first time, and that must find nothing that is not in force
-already. All calls share the network's plan. They differ in what depends on shapes and on outputs:
-the channels of what nested modules read and make, and of what the model returns.
+A network only answers calls that were analysed. The conversion analyses the example inputs. Any
+other call is analysed when it is first made, and accepted if the network's plan already enforces
+everything that its analysis finds. All calls share that plan. They differ in what depends on shapes
+and outputs: the channels that nested modules read and return, and those of the model's output.
+
+    signature(call)   known? use it
+    kind(call)        known for ranges of sizes, and these sizes are in range? use it
+    otherwise         analyse it, compare it with the plan, remember it or its refusal
 """
 
 from __future__ import annotations
@@ -32,20 +36,21 @@ from .sizes import Sizes, alike, conditions, used_parameters
 
 Array = np.ndarray
 Kind = TypeVar("Kind")
-#: So many calls of a kind are analysed one by one before a rule for their sizes is looked for.
+#: Calls of a kind that are analysed one by one before a rule for their sizes is looked for: the
+#: search takes an export and two analyses, which a model with two or three sizes need not pay.
 _SINGLE = 3
-#: So often at most.
+#: How often such a rule is looked for, per kind.
 _TRIES = 4
-#: Calls that are known at a time: a number that is new in each call must not fill the memory.
+#: The largest size of a table: an argument with a new number in each call must not fill the memory.
 _MOST = 10_000
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """A way of calling the model that was analysed.
+    """An analysed way of calling the model.
 
-    ``units`` gives for each unit of that analysis the unit of the network's plan that has its
-    elements. ``decisions``: what the code has read out of tensors in the call that was analysed.
+    ``units`` maps each unit of this analysis to the unit of the network's plan with its elements.
+    ``decisions`` are the values that the model's code read out of tensors in the analysed call.
     """
 
     call_plan: CallPlan
@@ -72,8 +77,10 @@ class Call:
 
     @cached_property
     def digest(self) -> str:
-        """Calls with the same digest are protected by the same masks, whoever owns what."""
+        """Calls with the same digest are protected by the same masks, whoever owns the units."""
         plan = self.call_plan.plan
+        # units by names that all analyses share, and without sizes along which nothing varies:
+        # calls that differ in batch size or image size have one digest, and one set of masks
         named = labels(plan, self.units)
         content: list[Any] = [
             self.call_plan.split,
@@ -98,11 +105,12 @@ class Call:
 
 @dataclass
 class Calls:
-    """The calls of a network that are known, by signature and, where a model looks at data, path.
+    """The known calls of a network.
 
-    ``known`` has the calls by signature, ``paths`` the calls by signature and decisions,
-    ``general`` those of which it is known for which sizes they hold, by the kind of call.
-    ``single`` counts how many calls of a kind were analysed one by one.
+    ``known`` has them by signature, ``paths`` by signature and decisions (for a model whose code
+    looks at data), and ``general`` by kind, with the sizes for which each holds. ``refused`` has
+    the errors of calls that do not fit the plan. ``single`` counts, per kind, the calls that were
+    analysed one by one.
     """
 
     first: Call
@@ -115,7 +123,7 @@ class Calls:
 
     @staticmethod
     def of(examples: tuple[CallInputs, ...], made: tuple[CallPlan, ...]) -> Calls:
-        """The calls that the conversion has analysed."""
+        """The calls that the conversion analysed."""
         units = np.arange(made[0].plan.units + 1)
         calls = [Call(call_plan, units) for call_plan in made]
         result = Calls(calls[0])
@@ -124,25 +132,26 @@ class Calls:
         return result
 
     def find(self, model: nn.Module, inputs: CallInputs) -> Call | None:
-        """A call that is known to be like this one but for its sizes."""
+        """A known call that differs from this one in nothing but sizes."""
         for sizes, call in self.general.get(kind(inputs.args, inputs.kwargs), ()):
             if sizes.hold(model, inputs):
                 return call
         return None
 
     def should_generalise(self, inputs: CallInputs) -> bool:
-        """Have calls of this kind been analysed one by one often enough to look for a rule?"""
+        """Count an analysed call; is it time to look for a rule for the sizes of its kind?"""
         key = kind(inputs.args, inputs.kwargs)
         self.single[key] += 1
         return self.single[key] % _SINGLE == 0 and self.single[key] <= _SINGLE * _TRIES
 
     def one_of(self, call: Call) -> Call:
-        """The call, or one that is known and protected by the same masks."""
+        """The known call that is protected by the same masks, if there is one; else the call."""
         return self.digests.setdefault(call.digest, call)
 
 
 def remember(table: dict[Hashable, Kind], key: Hashable, value: Kind) -> None:
-    """Note something about a call in one of the tables, which do not grow for ever."""
+    """Store something about a call in one of the tables, which are bounded."""
+    # emptied, not trimmed: a call that was dropped is analysed again, with the same result
     if len(table) >= _MOST:
         table.clear()
     table[key] = value
@@ -151,15 +160,14 @@ def remember(table: dict[Hashable, Kind], key: Hashable, value: Kind) -> None:
 def analysed(
     model: nn.Module, examples: tuple[CallInputs, ...], first: CallPlan, call: CallInputs
 ) -> Call:
-    """Analyse a call that no example has shown; the model is the bare one.
-
-    By itself it is mostly found to be like the examples but for its sizes. If not, it is analysed
-    together with them: a layer that it does not use may tell what another one is for.
+    """Analyse a call that no example covers; ``model`` is the bare one, without guards.
 
     Raises:
-        EnforcementError: the call needs something that the plan of the network does not keep.
+        EnforcementError: the call needs something that the network's plan does not enforce.
         AutoeideticError: the call cannot be analysed.
     """
+    # alone first: that is quick, and mostly the call differs from the examples in sizes only. If it
+    # does not fit, together with them: a layer whose readers this call skips looks like a head
     with suppress(EnforcementError, HeadError, NoParametersError):
         return _agreed(model, first, _analysis(model, call))
     return _agreed(model, first, _analysis(model, *examples, call))
@@ -167,12 +175,12 @@ def analysed(
 
 def _analysis(model: nn.Module, *calls: CallInputs) -> Analysis:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # those of the examples were given by the conversion
+        warnings.simplefilter("ignore")  # the conversion has given those of the examples
         return run_analysis(model, list(calls))
 
 
 def _agreed(model: nn.Module, first: CallPlan, analysis: Analysis) -> Call:
-    """The last call of an analysis that finds nothing but what is in force."""
+    """The last call of an analysis, if the plan already enforces all that the analysis finds."""
     units = translation(first.plan, analysis.plan)
     made = call_plans(model, analysis)[-1]
     _check_heads(first, made)
@@ -180,11 +188,11 @@ def _agreed(model: nn.Module, first: CallPlan, analysis: Analysis) -> Call:
 
 
 def generalised(model: nn.Module, first: CallPlan, inputs: CallInputs) -> Sizes | None:
-    """For which sizes a call is like this one, which was analysed; None when nobody can tell."""
+    """The sizes for which a call is like this analysed one; None if they cannot be determined."""
     found = conditions(model, inputs)
     if found is None:
         return None
-    sizes, along = found
+    sizes, parameters = found
     other = sizes.other(model, inputs)
     if other is None:
         return None
@@ -193,7 +201,9 @@ def generalised(model: nn.Module, first: CallPlan, inputs: CallInputs) -> Sizes 
         named = [labels(d.plan, translation(first.plan, d.plan)) for d in (here, there)]
     except AutoeideticError:
         return None
-    if here.capture.way != "meta" or along != used_parameters(here):
+    # the exporter's conditions speak of the path that it took: it must be the path that was
+    # analysed, as the order in which parameters are used shows
+    if here.capture.way != "meta" or parameters != used_parameters(here):
         return None
     return sizes if alike((here, there), named) else None
 
@@ -202,7 +212,7 @@ def _check_heads(first: CallPlan, made: CallPlan) -> None:
     for before, now in zip(first.heads, made.heads, strict=True):
         if _about(before) != _about(now):
             raise EnforcementError(
-                "the output layer is used otherwise in this call than in the examples",
+                "this call uses the output layer differently from the examples",
                 place=Place(module=before.layer),
                 remedy="convert the model with this call among the examples: "
                 "convert(model, [example, another])",

@@ -1,4 +1,8 @@
-"""Signature: what of a call's arguments can decide the path of a model that looks at no data."""
+"""Signature: the properties of a call's arguments that can decide the path of the model's code.
+
+The data in tensors is left out. For a model whose code looks at data, calls are distinguished by
+the values that the code read (``Call.decisions``).
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,11 @@ _HASHABLE = (*PLAIN, bytes, torch.device)
 
 
 class UnknownArgumentError(TypeError):
-    """An argument of a kind whose content cannot be told: nothing can be said of the call."""
+    """An argument of an unknown type: calls that differ in it cannot be told apart."""
 
 
 def signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
-    """Structure, shapes, types and plain values of the arguments, to look a call up by.
+    """Structure, shapes, types and plain values of the arguments: the key of a call.
 
     Raises:
         UnknownArgumentError: an argument is neither a tensor, a plain value, nor a tuple, list or
@@ -38,11 +42,13 @@ def signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
 
 def _key(value: Any) -> Hashable:
     if isinstance(value, Tensor):
-        if torch.compiler.is_compiling():  # no symbols: each size is compiled for itself
+        # under torch.compile sizes may be symbols, which would make one graph for several calls:
+        # operator.index asks for the number, and the compiler makes a graph for each size
+        if torch.compiler.is_compiling():
             return torch.Size([operator.index(n) for n in value.shape]), value.dtype
         return value.shape, value.dtype
     if isinstance(value, _HASHABLE):
-        return type(value), value
+        return type(value), value  # with the type: 1, 1.0 and True are equal, and not alike
     if isinstance(value, (tuple, list)):
         return type(value), tuple([_key(item) for item in value])
     if isinstance(value, Mapping):

@@ -1,9 +1,16 @@
-"""Sizes: for which sizes of its inputs a call of a model is like one that was analysed.
+"""Sizes: the input sizes for which a call is like one that was analysed.
 
-Two things must hold. The code takes the same path: ``torch.export`` runs it with symbols for sizes
-and notes every condition that it puts on them. And the same channels sit in the same places: two
-analyses with different sizes agree node by node, and whatever differs in their arguments (the sizes
-of a view, the end of a slice) does not touch a dimension along which channels vary.
+Two things must hold.
+
+    same path       ``torch.export`` runs the code with symbols for sizes and records every
+                    condition that the code puts on them (``n >= 4``, ``n % 2 == 0``)
+    same channels   two analyses with different sizes agree node by node; arguments may differ (the
+                    sizes of a view, the end of a slice) unless they touch a dimension along which
+                    channels vary
+
+The exporter alone is not enough: it knows nothing of channels. Two analyses alone are not enough
+either: a third size may take another path. With the path fixed, an argument that depends on sizes
+shows as a difference between the two analyses.
 """
 
 from __future__ import annotations
@@ -33,7 +40,8 @@ from .agreement import canonical
 
 #: One entry per dimension of a tensor: its only size, or the symbol that stands for any.
 _Shape = tuple[int | str, ...]
-#: How the sizes of a second analysis are made from those of the first: the first way that fits.
+#: How the sizes of the second analysis are made from those of the first; the first way whose sizes
+#: meet the conditions is taken (patches divide by 8 or 32, some sizes have a maximum).
 _OTHERS: tuple[Callable[[int], int], ...] = (
     lambda n: n + 1,
     lambda n: 2 * n,
@@ -42,20 +50,20 @@ _OTHERS: tuple[Callable[[int], int], ...] = (
     lambda n: n + 32,
     lambda n: max(n - 1, 2),
 )
-#: What ATen calls movements that only look at a value in another shape.
+#: Operators that give a value another shape.
 _VIEWS = frozenset("view reshape _unsafe_view expand flatten unflatten".split())
-#: Movements and choices along one dimension, which is their second argument.
+#: Operators that move or choose along one dimension, which is their second argument.
 _ALONG = frozenset("slice narrow select split chunk index_select gather cumsum".split())
-#: What changes space only: the dimensions after the second.
+#: Operators that change space only: the dimensions after the second.
 _SPATIAL = frozenset(
     "adaptive_avg_pool1d adaptive_avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d avg_pool1d "
     "avg_pool2d max_pool2d max_pool2d_with_indices upsample_nearest2d upsample_bilinear2d "
     "upsample_bicubic2d _upsample_bicubic2d_aa _upsample_bilinear2d_aa upsample_nearest1d "
     "upsample_linear1d".split()
 )
-#: What takes numbers without regard to where elements are.
+#: Operators whose numbers apply to all positions alike.
 _NUMBERS = frozenset("add sub mul div pow rsub clamp masked_fill fill".split())
-#: What picks elements by the values of an index.
+#: Operators that pick elements by the values of an index.
 _PICKS = frozenset("index _unsafe_index index_select gather index_put scatter embedding".split())
 
 
@@ -81,11 +89,11 @@ class Sizes:
         try:
             names = {"L": _arguments(model, inputs), "torch": torch, "math": math}
             return all(bool(eval(code, names)) for code in self._code)
-        except Exception:  # a condition in words that are not known here
+        except Exception:  # a condition that uses names unknown here: treat it as not met
             return False
 
     def other(self, model: nn.Module, inputs: CallInputs) -> CallInputs | None:
-        """Inputs without data that meet the conditions, with other sizes wherever there may be."""
+        """Meta inputs that meet the conditions and have other sizes wherever these are free."""
         for change in _OTHERS:
             shapes = iter(self.shapes)
 
@@ -109,9 +117,10 @@ def _tensors(inputs: CallInputs) -> list[Tensor]:
 def _fits(shapes: tuple[_Shape, ...], found: list[tuple[int, ...]]) -> bool:
     if [len(shape) for shape in shapes] != [len(shape) for shape in found]:
         return False
+    # shapes (n, 3, n), found (8, 3, 8): a number must match, a symbol must have one value
     values: dict[str, int] = {}
     for kind, size in ((k, n) for a, b in zip(shapes, found, strict=True) for k, n in zip(a, b)):  # noqa: B905
-        # a size of 1 broadcasts, and one of 0 holds nothing: both are cases of their own
+        # size 1 broadcasts and size 0 is empty: special cases, which the exporter leaves out
         if isinstance(kind, str) and (size < 2 or values.setdefault(kind, size) != size):
             return False
         if isinstance(kind, int) and kind != size:
@@ -120,7 +129,7 @@ def _fits(shapes: tuple[_Shape, ...], found: list[tuple[int, ...]]) -> bool:
 
 
 def _arguments(model: nn.Module, inputs: CallInputs) -> Mapping[str, Any]:
-    """The arguments by the names that ``forward`` has for them."""
+    """The arguments by their names in ``forward``."""
     forward = original_class(model).forward  # type: ignore[attr-defined]
     bound = inspect.signature(forward).bind(model, *inputs.args, **inputs.kwargs)
     return bound.arguments
@@ -130,9 +139,9 @@ def _arguments(model: nn.Module, inputs: CallInputs) -> Mapping[str, Any]:
 
 
 def conditions(model: nn.Module, inputs: CallInputs) -> tuple[Sizes, list[str]] | None:
-    """Under which sizes the code takes the path of this call, and the parameters along it.
+    """The sizes for which the code takes the path of this call, and the parameters along it.
 
-    None when ``torch.export`` cannot tell. The model is left as it was.
+    None when ``torch.export`` cannot determine them. The model is left as it was.
     """
     any_size = lambda t: dict.fromkeys(range(t.dim()), torch.export.Dim.AUTO)  # noqa: E731
     try:
@@ -153,17 +162,17 @@ def conditions(model: nn.Module, inputs: CallInputs) -> tuple[Sizes, list[str]] 
         values = [n.meta["val"] for n in nodes if isinstance(n.meta.get("val"), Tensor)]
         own = tuple(tuple(_size(n) for n in value.shape) for value in values)
         sizes = Sizes(own, noted)
-        if not sizes.hold(model, inputs):
+        if not sizes.hold(model, inputs):  # conditions that the call itself does not meet
             return None
         names = dict(program.graph_signature.inputs_to_parameters)
         return sizes, _first_uses(program.graph, names)
-    except Exception:  # it does not take every model
+    except Exception:  # not every model can be exported
         return None
 
 
 @contextmanager
 def _exporter_silenced() -> Iterator[None]:
-    """Without the exporter's log."""
+    """Silences the exporter's log."""
     logger = logging.getLogger("torch._export")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -178,7 +187,7 @@ def _size(size: Any) -> int | str:
 
 
 def _first_uses(graph: fx.Graph, names: Mapping[str, str]) -> list[str]:
-    """The parameters in the order in which they are used."""
+    """The parameters in the order of their first uses."""
     used = (
         names[source.name]
         for node in graph.nodes
@@ -190,7 +199,7 @@ def _first_uses(graph: fx.Graph, names: Mapping[str, str]) -> list[str]:
 
 
 def used_parameters(analysis: Analysis) -> list[str]:
-    """The parameters that an analysed call uses, in order."""
+    """The parameters that an analysed call uses, in the order of their first uses."""
     names = {
         node.name: str(node.target)
         for node in analysis.capture.graph.nodes
@@ -215,8 +224,10 @@ def _nodes(analysis: Analysis) -> list[fx.Node]:
 def alike(calls: tuple[Analysis, Analysis], named: Sequence[np.ndarray]) -> bool:
     """Do two analysed calls differ in nothing but sizes along which no channels lie?
 
-    ``named``: names of the units of each that both share.
+    ``named`` has, for each call, the labels of its units that both share.
     """
+    # The graphs are walked side by side, in the order of execution: when an operator is reached,
+    # the nodes that it reads were found to be alike, and `same` has them as pairs.
     first, second = map(_nodes, calls)
     if len(first) != len(second):
         return False
@@ -261,18 +272,18 @@ def _same_arguments(
 
 
 def _same_attribute(left: fx.Node, right: fx.Node) -> bool:
-    """The same parameter or buffer of the model; constants of a call have names of their own."""
+    """Is it the same parameter or buffer? Constants are numbered in each call anew."""
     both = left.op == right.op == "get_attr" and left.target == right.target
     return both and not str(left.target).startswith("_constant_")
 
 
 def _is_given(node: fx.Node) -> bool:
-    """An input of the call, or a constant that the call has made."""
+    """Is it an input of the call, or a constant that the call made?"""
     return node.op == "placeholder" or (node.op == "get_attr" and "const" in node.meta)
 
 
 def _may_be_another(node: fx.Node, operand: fx.Node, analysis: Analysis) -> bool:
-    """May a constant have other values here? Not where it decides which channel is picked."""
+    """May a constant have other values here? Not if it decides which channel is picked."""
     name, source = _name(node), node.args[0]
     if operand.op == "placeholder" or name not in _PICKS:
         return True
@@ -295,10 +306,12 @@ def _picked(node: fx.Node, name: str, rank: int) -> set[int]:
 
 
 def _may_differ(node: fx.Node, analysis: Analysis) -> bool:
-    """May the numbers among an operator's arguments be others, and no channel moves by it?"""
+    """May the numbers among an operator's arguments differ without moving a channel?"""
+    #     x (batch, tokens, CHANNELS)     x[:, :n]       along tokens: any n will do
+    #                                     x[:, :, :n]    along channels: n decides which there are
     name, moving = _name(node), _moving(node, analysis)
     if name in _VIEWS or name in _NUMBERS or not moving:
-        return True  # of views the tags were compared
+        return True  # the tags of a view's result are compared, and they show where channels went
     if name in _SPATIAL:
         return max(moving) < 2
     if name in _ALONG and len(node.args) > 1 and isinstance(node.args[1], int):
@@ -308,17 +321,20 @@ def _may_differ(node: fx.Node, analysis: Analysis) -> bool:
 
 
 def _moving(node: fx.Node, analysis: Analysis) -> set[int]:
-    """The dimensions along which channels vary in what an operator reads."""
+    """The dimensions along which channels vary in an operator's operands."""
     known = (analysis.values.get(source.name) for source in node.all_input_nodes)
     return {dim for tags in known if tags is not None for dim in _varying(tags, analysis)}
 
 
 def _varying(units: Tensor, analysis: Analysis) -> list[int]:
-    """The dimensions along which units vary, but for what no analysed call has reached."""
+    """The dimensions along which units vary, apart from unreached units."""
     dims = varies(units)
     unreached = torch.from_numpy(analysis.plan.unreached)[core(units)]
     if not bool(unreached.any()):
         return dims
+    # A position table is (positions, CHANNELS); rows that the call does not read are one unreached
+    # unit, and differ from the others along positions. Compare only what is reached: there units
+    # vary along a dimension if the smallest and the largest one differ.
     small = core(units)
     low, high = (
         small.masked_fill(unreached, analysis.plan.units + 1),

@@ -6,7 +6,7 @@
       -> heads            heads.py: the layers that make the outputs
       -> groups           units with the same members in the same layers: pruned by percentage
 
-The propagation is only read: it has given every parameter its channels.
+The propagation is only read, not changed: it has given every parameter element a channel.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ def couple(propagation: Propagation) -> Coupling:
     Raises:
         NoParametersError: no output depends on a parameter.
     """
+    # in this order: a mixing site in a module that is evaluated level by level binds nothing, so
+    # these are found before units are formed; heads need the units of all reads
     algebra = propagation.algebra
     outputs = _output_channels(propagation)
     nested = accepted_sites(propagation)
@@ -129,14 +131,14 @@ def _output_channels(propagation: Propagation) -> Array:
 
 
 def _relabel(tags: Tensor, labels: Array) -> Tensor:
-    """``labels[tags]``, computed on the distinct part only."""
+    """``labels[tags]``, computed on the distinct part only: tags stay expanded (stride 0)."""
     small = core(tags)
     units = torch.from_numpy(labels[small.reshape(-1).numpy()])
     return units.view(small.shape).expand(tags.shape)
 
 
 def _unreached(algebra: Algebra, labels: Array, count: int) -> Array:
-    """The units of what :meth:`ParameterChannels.complete` has found without a channel."""
+    """The units of the elements to which :meth:`ParameterChannels.complete` gave a channel."""
     found = np.zeros(count + 1, bool)
     found[labels[algebra.rests]] = True
     return found
@@ -161,7 +163,8 @@ def _reads(
             line=node.meta["line"],
         )
         if several:
-            # a weight that a call reads twice alike is kept twice, but not again for each call
+            # a weight that one call reads twice in the same way has two reads, in total as many as
+            # the call with most of them: `seen` counts per call, `kept` over all
             key = (use.parameter, *_about(read))
             seen[propagation.capture.example_of(node.meta["scope"]), key] += 1
             if seen[propagation.capture.example_of(node.meta["scope"]), key] <= kept[key]:
@@ -172,7 +175,7 @@ def _reads(
 
 
 def _about(read: Read) -> tuple[Hashable, ...]:
-    """Everything about a read, without the sizes of dimensions in which nothing varies."""
+    """Everything about a read, without the sizes of dimensions along which nothing varies."""
     small = [core(compress(units)) for units in (read.columns, read.rows)]
     units = [(tuple(each.shape), each.numpy().tobytes()) for each in small]
     return read.module, read.operator, read.transformed, *units
@@ -203,6 +206,11 @@ def _groups(parameters: dict[str, ParameterUnits], elements: Array) -> tuple[Arr
     A random number per parameter, times the elements that the unit has in it, summed: units with
     equal sums are one group. Groups are numbered in the order of their first parameters.
     """
+    #              stem.weight   stem.bias   norm.weight      signature
+    # unit 1            4             1           1           4 k1 + 1 k2 + 1 k3      one group
+    # unit 2            4             1           1           4 k1 + 1 k2 + 1 k3
+    # unit 3            4             1           0           4 k1 + 1 k2             another one
+    # backwards, so that `order` ends with the first parameter of each unit
     random = np.random.default_rng(2)
     signature = np.zeros(len(elements), np.uint64)
     order = np.full(len(elements), len(parameters), np.int64)

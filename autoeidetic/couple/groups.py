@@ -1,4 +1,4 @@
-"""Groups: units with the same members in the same layers, and what couples them.
+"""Groups: units with the same members in the same layers, and the operators that couple them.
 
 layer stem    writes      8 units  -.
 layer branch  writes  the same 8    +--  one group of 8 units, 2 writers, joined by aten.add
@@ -25,7 +25,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Member:
-    """A layer's part in a group: as output, input, depthwise, norm, free parameter, ...
+    """A layer's role in a group: output, input, depthwise, norm, free parameter, ...
 
     ``place`` is the operator that gave the parameter this role.
     """
@@ -47,7 +47,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Bond:
-    """What couples the units of a group, and where.
+    """An operator that couples the units of a group.
 
     ``kind``: ``joined`` (channel by channel), ``requires`` (reads ``other`` without a weight
     that could be zeroed), ``mixed`` (lies along a dimension that is summed or normalised),
@@ -70,7 +70,7 @@ class Bond:
 
 @dataclass(frozen=True)
 class Group:
-    """Units with the same members in the same layers: what is pruned by percentage."""
+    """Units with the same members in the same layers; pruning takes a fraction of each group."""
 
     name: str
     size: int
@@ -98,8 +98,8 @@ class Group:
 class GroupTable:
     """All groups of a coupling.
 
-    ``names`` has the name of every group by its number, also of those of heads and of unused
-    parameters; ``kept`` the numbers of those that belong to the backbone, and ``groups`` these
+    ``names`` has the name of every group by its number, including those of heads and of unused
+    parameters. ``kept`` has the numbers of the backbone's groups, ``groups`` these groups
     themselves. ``requires`` has the first operator that makes one group require another.
     """
 
@@ -131,6 +131,8 @@ def list_groups(coupling: Coupling, outside: Array) -> GroupTable:
 
 def _units_by_group(coupling: Coupling) -> list[Array]:
     """The units of each group, by its number: one stable sort, cut where the group changes."""
+    # group_of_unit   -1  0  1  0  1        owning   1 2 3 4
+    # sorted by group      0  0  1  1       order    1 3 | 2 4        cut after the 2 of group 0
     owning = np.flatnonzero(coupling.group_of_unit >= 0)
     order = owning[np.argsort(coupling.group_of_unit[owning], kind="stable")]
     bounds = np.cumsum(np.bincount(coupling.group_of_unit[owning], minlength=coupling.group_count))
@@ -167,7 +169,7 @@ def _group_counts(coupling: Coupling, units: Tensor) -> list[tuple[int, int]]:
     if len(small) and (small == small[0]).all():  # nearly always: one layer, one group
         return [(int(small[0]), units.numel())] if small[0] >= 0 else []
     each = units.numel() // max(len(small), 1)
-    counts = np.bincount(small + 1, minlength=1)
+    counts = np.bincount(small + 1, minlength=1)  # shifted: -1 is "no group"
     return [(int(g), int(counts[g + 1]) * each) for g in np.flatnonzero(counts[1:])]
 
 
@@ -240,6 +242,7 @@ def _bonds(
         where = places[event.node]
         left = coupling.group_of_unit[coupling.unit_of_channel[event.left]]
         right = coupling.group_of_unit[coupling.unit_of_channel[event.right]]
+        # `left` requires `right`, or is joined with it; a derived channel has no group (-1)
         if event.mixing in coupling.nested_sites:
             for g in _distinct(right):
                 bonds[g][Bond("nested", where)] = None
@@ -247,7 +250,8 @@ def _bonds(
             for g in _distinct(left):
                 bonds[g][Bond("joined", where)] = None
         else:
-            # two group numbers as one, shifted by 1 so that "no group" is 0
+            # an event has a pair for each channel, and mostly one pair of groups: make one number
+            # of both, shifted by 1 so that "no group" is 0, and look at distinct ones only
             for pair in _distinct((left + 1) * (coupling.group_count + 1) + right + 1):
                 a, b = divmod(pair, coupling.group_count + 1)
                 _note_requirement(bonds, between, names, a - 1, b - 1, where)
@@ -271,6 +275,7 @@ def _note_requirement(
 ) -> None:
     if right < 0:
         return
+    # a derived channel (no group) requires what was mixed in it
     if left < 0 or left == right:
         bonds[right][Bond("mixed", where)] = None
         return

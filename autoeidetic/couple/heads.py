@@ -1,4 +1,4 @@
-"""Heads: the layers that make the outputs. This is the one place that finds them.
+"""Heads: the layers that make the outputs. This is the only place that finds them.
 
 A head's parameters are marked in the tables (``ParameterUnits.head``), and its layer in the layer
 graph: everything later asks :func:`autoeidetic.couple.layer_graph.heads`.
@@ -59,7 +59,10 @@ def head_parameters(
         read: the units that some weight reads.
     """
     edges = requires[_alive(elements, outputs, requires, read)]
-    # final: in an output, read by no weight, required by nothing but units that are final, too
+    # final: in an output, read by no weight, required by nothing but final units
+    #     stem -> head -> output           head is final
+    #     stem -> head -> output           a gate reads head's units: head is not final
+    #               '---> gate -> output
     final = np.zeros(len(read), bool)
     final[outputs] = True
     final &= ~read
@@ -68,14 +71,16 @@ def head_parameters(
     layers = {layer_of(name) for name, role in roles if role in ("output", "bias")}
     left_out = {name for name, role in roles if role == "norm"} | propagation.unused
     made = {name for name in units_of if layer_of(name) in layers and name not in left_out}
-    for name, units in units_of.items():  # a model that ends in a norm ends in features, not a head
+    # a unit that also has elements in a norm or an embedding is not the head's alone: a model that
+    # ends in linear and norm ends in features
+    for name, units in units_of.items():
         if name not in made:
             final[array(units)] = False
     return {name for name in made if final[array(units_of[name])].all()}
 
 
 def _alive(elements: Array, outputs: Array, requires: Array, read: Array) -> Array:
-    """The edges of units that something depends on; an unused mixture requires nothing."""
+    """Marks the edges of units that something depends on; an unused mixture requires nothing."""
     of_use = read | (elements > 0)
     of_use[outputs] = True
     while not of_use[requires[of_use[requires[:, 0]], 1]].all():

@@ -1,4 +1,4 @@
-"""The layer graph: layers and groups as one ``networkx.DiGraph``, and the questions asked of it.
+"""The layer graph: layers and groups as one ``networkx.DiGraph``, and queries on it.
 
     layer --writes, normalises, filters, parameter--> group --reads--> layer
                                                       group --requires--> group
@@ -7,8 +7,8 @@ It is built once, as the last step of coupling, is a part of the plan, and never
 streams, norms, locks, what requires what and the order of pruning are read off it.
 
 Every node and edge attribute is a plain value, so that GraphML can hold the graph. An edge has
-the ``operator`` and source ``line`` that caused it, where an operator did. Groups of heads and of
-unused parameters are no nodes: a head only reads.
+the ``operator`` and source ``line`` that caused it, if an operator did. Groups of heads and of
+unused parameters are not nodes: a head only reads.
 
 The functions below take the plain graph. Layers are named by their module path and groups by
 ``group:`` and their name.
@@ -106,7 +106,7 @@ def _add_group(graph: nx.DiGraph, coupling: Coupling, group: Group, locked: Arra
 
 
 def _lock_attributes(coupling: Coupling, chosen: Array) -> dict[str, Any]:
-    """Why units of a group are locked, and where that comes from; ``locked`` is empty if none."""
+    """Why units of a group are locked, and by which operator; ``locked`` is empty if none are."""
     reason, where = lock_reason(coupling, chosen) if chosen.any() else ("", Place())
     return {
         "locked": reason,
@@ -124,7 +124,7 @@ def _add_edge(graph: nx.DiGraph, source: str, target: str, kind: str, where: Pla
         graph.add_edge(source, target, kind=kind, operator=where.operator, line=where.line)
 
 
-# -- questions ---------------------------------------------------------------------------------
+# -- queries -----------------------------------------------------------------------------------
 
 
 def heads(graph: nx.DiGraph) -> tuple[Head, ...]:
@@ -142,7 +142,7 @@ def groups(graph: nx.DiGraph) -> list[str]:
 
 
 def members(graph: nx.DiGraph, group: str, kind: str = "") -> list[str]:
-    """The layers that own elements of a group, or those that do it in one way: ``writes``, ..."""
+    """The layers that own elements of a group; with ``kind`` only those with such an edge."""
     return [
         layer
         for layer, _, found in graph.in_edges(group, data="kind")
@@ -217,15 +217,17 @@ def norms(graph: nx.DiGraph, group: str) -> list[str]:
 
 
 def order(graph: nx.DiGraph) -> list[tuple[str, ...]]:
-    """Layers and groups, each after what it depends on.
+    """Layers and groups, each after those that it depends on.
 
-    What depends on itself (a residual stream and the layers of its branches) is one entry: the
-    strongly connected components in the topological order of the condensation.
+    Nodes that depend on each other (a residual stream and the layers of its branches) are one
+    entry: the strongly connected components in the topological order of the condensation.
     """
+    #     stem -> [stream <-> branch.0, branch.1] -> head        3 entries; where the order is open,
+    #                                                            that of the model's parameters
     import networkx as nx
 
     rank = {node: number for number, node in enumerate(graph)}
-    # data flows along all edges but these: what a group requires comes before it
+    # data flows along all edges except requires, which points from a group to what it needs
     against = _requirements(graph)
     flow = nx.DiGraph(graph.edges)
     flow.add_nodes_from(graph)

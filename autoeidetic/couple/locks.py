@@ -1,7 +1,8 @@
 """Locks: the units that every task needs, and why.
 
-A unit is locked when all units of some group, or of a head, require it: whatever a task keeps of
-that group, it needs the unit. So is the only unit of a group, and what locked units require.
+A unit is locked if all units of some group, or of a head, require it: whichever of them a task
+keeps, it needs the unit. The only unit of a group is locked, too, and so is every unit that locked
+units require.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from ..propagate.values import array
 from .couple import Coupling
 
 Array = np.ndarray
-#: The transitive closure of requires is cut off here: a longer one would not fit into memory.
+#: The transitive closure of requires is cut off here: a larger one does not fit into memory. Fewer
+#: units are then listed as locked; a task still gets all that its units require.
 _MOST_PAIRS = 20_000_000
 
 
@@ -86,7 +88,8 @@ def locked_units(coupling: Coupling, kept: Sequence[int], head_unit: Array) -> A
     locked = np.zeros(len(elements), bool)
     locked[(source >= 0) & ~head_unit] = sizes[source[(source >= 0) & ~head_unit]] == 1
     if len(pairs_needed):
-        # count, for each (group, unit), how many units of the group require the unit: all of them?
+        # for each (group, unit): how many units of the group require the unit? All: it is locked
+        #     pairs (1, 9) (2, 9) (1, 8), group 0 = {1, 2}     (0, 9) twice: locked    (0, 8) once
         from_group = source[pairs_needed[:, 0]]
         valid = from_group >= 0
         pairs = np.unique(
@@ -105,7 +108,9 @@ def reach(requires: Array, size: int) -> Array:
     from scipy.sparse import csr_matrix
 
     step = csr_matrix((np.ones(len(requires), bool), tuple(requires.T)), shape=(size, size))
-    # total + total @ step: all pairs that one step more connects
+    # step[i, j]: unit i requires unit j (units x units, sparse)
+    # total[i, j]: j is reached from i in at most n steps; total @ step: in one step more
+    # When no pair is new, the closure is complete. Chains are short, so it takes few rounds.
     total = step
     while total.nnz < _MOST_PAIRS:
         further = (total + total @ step).astype(bool)
@@ -117,7 +122,9 @@ def reach(requires: Array, size: int) -> Array:
 
 
 def lock_reason(coupling: Coupling, chosen: Array) -> tuple[str, Place]:
-    """Why a set of units (a boolean vector) cannot be divided, and the operator that says so."""
+    """Why a set of units (a boolean vector) cannot be divided, and the operator that causes it."""
+    # the most specific reason first: a shared weight, units joined with each other, units that
+    # others require
     propagation = coupling.propagation
     for (name, role), node in propagation.algebra.roles.items():
         if role == "shared" and chosen[array(coupling.parameters[name].units)].any():

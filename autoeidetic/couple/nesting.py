@@ -1,12 +1,12 @@
 """Nesting: which modules must be evaluated level by level, so that units can be divided.
 
-A mixture of channels that is made and used up inside one module call does no harm when that
-module is run once per level on the channels of that level and earlier ones.
+A mixture of channels that is made and used up inside one module call binds nothing if that module
+is run once per level, on the channels of that level and earlier ones.
 
     level 1    module(channels of level 1)                 -> outputs of level 1
     level 2    module(channels of levels 1 and 2)          -> outputs of level 2
 
-Where no module encloses the mixture, or a value crosses the module's border outside its call, the
+If no module encloses the mixture, or a value enters or leaves the module outside its call, the
 mixed channels stay together.
 """
 
@@ -31,10 +31,12 @@ _NORMS = {"aten.layer_norm": -1, "aten.rms_norm": -1, "aten.group_norm": 1}
 
 
 def accepted_sites(propagation: Propagation) -> dict[int, str]:
-    """The mixing sites that a module evaluated level by level keeps apart, with its path.
+    """The mixing sites inside modules that can be evaluated level by level, with the module's path.
 
-    That module is the innermost one whose call everything passes through.
+    The module is the innermost one around the site whose values all pass through its call.
     """
+    # scope (model, block, attention, norm): inside out, because the smallest module repeats the
+    # least work per level; the model itself (entry 0) is never run level by level
     calls = propagation.capture.calls
     inside: dict[int, list[fx.Node]] = defaultdict(list)
     wanted = {ident for site in propagation.sites for ident in site.scope[1:]}
@@ -58,6 +60,8 @@ def _is_closed(call: ModuleCall, nodes: list[fx.Node], propagation: Propagation)
     """Does everything that enters and leaves the module pass through its call?"""
     if call.writes_outside or call.hooks_compute:
         return False
+    #     entering --> [ own nodes ] --> leaving       everything else that crosses the border must
+    #                                                  be a constant, or a parameter of the module
     own = set(nodes)
     entering = set(_leaves((call.args, call.kwargs)))
     leaving = set(_leaves(call.outputs))
@@ -68,14 +72,14 @@ def _is_closed(call: ModuleCall, nodes: list[fx.Node], propagation: Propagation)
                     return False
         if node not in leaving and any(user not in own for user in node.users):
             if not isinstance(propagation.values.get(node), Value):
-                continue  # a container: its parts are nodes of their own
+                continue  # a container: its parts are separate nodes
             if not _may_pass(node, call.path, propagation):
                 return False
     return True
 
 
 def _may_pass(node: fx.Node, path: str, propagation: Propagation) -> bool:
-    """May this value cross a module's border outside its call: a constant, or its own parameter?"""
+    """May this value cross a module's border? Only constants and the module's parameters may."""
     if node.op == "get_attr":
         capture, name = propagation.capture, str(node.target)
         names = [name, *(alias for alias, first in capture.aliases.items() if first == name)]
@@ -91,7 +95,7 @@ def _leaves(structure: Any) -> list[fx.Node]:
 def nested_modules(
     propagation: Propagation, accepted: dict[int, str], units: UnitsOf
 ) -> tuple[Nested, ...]:
-    """The modules of the accepted sites, with the units of what goes in and out of each call."""
+    """The modules of the accepted sites, with the units of the inputs and outputs of each call."""
     sites: dict[str, list[MixingSite]] = defaultdict(list)
     for index, path in accepted.items():
         sites[path].append(propagation.sites[index])
@@ -149,6 +153,8 @@ def _norms(
         before, after = units(node.args[0]), units(node)  # type: ignore[arg-type]
         if before is None or after is None:
             return None
+        # statistics per level need one vector of channels: (batch, tokens, CHANNELS) for a layer
+        # norm, (batch, CHANNELS, h, w) for a group norm
         dim = _NORMS[operator_name(node)] % before.dim()
         over: Any = node.args[1]  # the number of groups, or the shape that is normalised
         if isinstance(over, (list, tuple)) and len(over) != 1:
@@ -165,7 +171,7 @@ def _norms(
 
 
 def structure(nodes: Any, units: UnitsOf) -> Any:
-    """The same structure with units for nodes; what is absent stays so."""
+    """The same structure with units in the place of nodes; other leaves stay."""
     of = lambda leaf: units(leaf) if isinstance(leaf, fx.Node) else leaf  # noqa: E731
     return pytree.tree_map(of, nodes)
 

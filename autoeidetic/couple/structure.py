@@ -1,4 +1,4 @@
-"""Structure: what a coupling means for whole layers: groups, heads, locks and the layer graph."""
+"""Structure: a coupling seen by whole layers: groups, heads, locks and the layer graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables: what coupling says of parameters, of their uses and of nested modules.
+"""Tables: the units of parameters, of their uses as weights, and of nested modules.
 
 All tensors hold unit numbers. They are mostly expanded views (stride 0): a weight of shape
 (out, in) whose rows are channels is stored as one vector of ``out`` numbers.
@@ -46,7 +46,7 @@ class ParameterUnits:
 
 @dataclass(frozen=True)
 class NestedCall:
-    """Units of everything that goes into and comes out of one call of a nested module."""
+    """The units of the inputs and outputs of one call of a nested module."""
 
     args: Any
     kwargs: Any
@@ -65,7 +65,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Nested:
-    """A module that mixes channels and is to be evaluated level by level.
+    """A module that mixes channels and is evaluated level by level.
 
     ``examples`` has, for each of its calls, the number of the analysed call of the model around it.
     ``norms`` lists, for each call, the layer, RMS and group norms in it when nothing else in the

@@ -19,8 +19,8 @@ from .structure import Structure
 if TYPE_CHECKING:
     import networkx as nx
 
-#: Lengths of edges: sharing units ties layers closer than reading them does, and of two layers
-#: that read each other's units the first one asked for is taken as the one that is read.
+#: Lengths of edges: sharing units ties layers closer than reading them. If two layers read each
+#: other's units, the chain in which the second layer reads the first is shorter.
 _OWNS, _SECOND_READS, _FIRST_READS = 1.0, 2.0, 2.1
 
 
@@ -40,13 +40,13 @@ class Link:
 
     def __str__(self) -> str:
         where = [self.operator if self.subject != self.operator else "", self.line]
-        told = ", ".join(part for part in where if part)
-        return f"{self.subject} {self.kind} {self.object}" + (f" ({told})" if told else "")
+        source = ", ".join(part for part in where if part)
+        return f"{self.subject} {self.kind} {self.object}" + (f" ({source})" if source else "")
 
 
 @dataclass(frozen=True)
 class Chain(Sequence[Link]):
-    """What ties two layers together, link by link; empty, and false, when nothing does."""
+    """The links that tie two layers together; empty, and false, if nothing does."""
 
     first: str
     last: str
@@ -76,7 +76,7 @@ class Chain(Sequence[Link]):
 def why(structure: Structure, first: str, last: str) -> Chain:
     """The shortest chain between two layers that passes through groups only.
 
-    A path through a third layer ties nothing: its weights lie between.
+    A path through a third layer ties nothing: the weights of that layer lie between.
     """
     import networkx as nx
 
@@ -90,6 +90,7 @@ def why(structure: Structure, first: str, last: str) -> Chain:
     links: list[Link] = []
     for number, (left, right) in enumerate(pairwise(path)):
         links.append(between.edges[left, right]["link"])
+        # layer, group, layer: both own elements of the group; name the operators that joined them
         if number == 0 and len(path) == 3 and "reads" not in _kinds(between, path):
             links += _joins(structure, right, first, last)
     return Chain(first, last, tuple(links))
@@ -123,9 +124,9 @@ def _kinds(between: nx.Graph, path: list[str]) -> set[str]:
 
 
 def _joins(structure: Structure, group: str, first: str, last: str) -> list[Link]:
-    """The operators that make one unit of a channel of each of two layers of a group.
+    """The operators that make channels of two layers of a group one unit.
 
-    All units of a group have the same members, so that one of them tells.
+    All units of a group have the same members, so it is enough to look at one.
     """
     coupling = structure.coupling
     unit = next(g.units[0] for g in structure.groups if f"group:{g.name}" == group)
@@ -134,10 +135,11 @@ def _joins(structure: Structure, group: str, first: str, last: str) -> list[Link
 
 
 def _shortest(coupling: Coupling, unit: int, first: str, last: str) -> list[Place]:
-    """The operators on the shortest way from a channel of one layer to one of the other.
+    """The operators on the shortest path from a channel of one layer to a channel of the other.
 
-    The ways lead along acts of coupling with an end in the unit.
+    Edges are the events (joined, requires) with an end in the unit.
     """
+    #     stem -- 1 --add-- 9 --add-- 17 -- branch       layers, their channels, events in between
     import networkx as nx
 
     propagation, labels = coupling.propagation, coupling.unit_of_channel

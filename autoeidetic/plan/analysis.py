@@ -70,12 +70,12 @@ class Analysis:
 
     @property
     def roles(self) -> dict[tuple[str, str], int]:
-        """(parameter, what it does) -> number of the operator that first used it so."""
+        """(parameter, role) -> number of the operator that first used it in that role."""
         return self.coupling.propagation.algebra.roles
 
     @property
     def unhandled(self) -> tuple[Unhandled, ...]:
-        """Operators that could only be dealt with by mixing everything they read."""
+        """Operators without a rule: everything they read is mixed."""
         return tuple(self.coupling.propagation.unhandled)
 
     @cached_property
@@ -95,14 +95,15 @@ def run_analysis(model: nn.Module, example_inputs: Any = None) -> Analysis:
         CaptureError: the model runs neither on meta tensors nor on real ones.
         NoParametersError: no output depends on a parameter.
     """
-    with torch.inference_mode(False), _tags_on_cpu():  # in inference mode operators are other ones
+    # in inference mode models dispatch to other operators, and no version counters are kept
+    with torch.inference_mode(False), _tags_on_cpu():
         captured = capture(model, *example_calls(model, example_inputs))
         structure = find_structure(couple(propagate(captured)))
         return Analysis(structure, Plan.of(structure))
 
 
 def _tags_on_cpu() -> AbstractContextManager[Any]:
-    """Tags are data: they must not follow a default device that the caller has set."""
+    """Keeps tags on the CPU, whatever default device the caller has set."""
     if torch.get_default_device().type == "cpu":
         return nullcontext()
     return torch.device("cpu")

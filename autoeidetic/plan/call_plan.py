@@ -19,8 +19,8 @@ from .analysis import Analysis
 from .features import check_whole, features
 from .plan import Plan
 
-#: Operators that may follow heads whose results lie side by side. Not a pooling or an
-#: interpolation: their last bits depend on the number of channels.
+#: Operators that may follow heads whose results lie side by side. Pooling and interpolation may
+#: not: the last bits of their results depend on the number of channels.
 _SIDE_BY_SIDE = {"getitem"} | {
     f"aten.{name}"
     for name in "view reshape _unsafe_view flatten squeeze unsqueeze transpose permute contiguous "
@@ -32,13 +32,13 @@ ATTACHED = "attached"
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """One output layer, which every task gets for itself.
+    """One output layer; every task gets its own copy.
 
     ``holder`` is the module that is replaced; with ``leaf`` only that parameter of it is.
-    ``inputs`` are the units of what the layer reads; ``dim`` is the dimension of its results (of
-    the parameter, for a leaf) along which its units lie. A head that is *attached* reads an output
-    of the model, leaf number ``reads``. ``nested`` is the path of a module around the head that
-    mixes channels, and is therefore run on what the task may see.
+    ``inputs`` are the units that the layer reads; ``dim`` is the dimension of its results (of the
+    parameter, for a leaf) along which its units lie. An *attached* head reads an output of the
+    model, leaf number ``reads``. ``nested`` is the path of a module around the head that mixes
+    channels; it is run on the units that the task may see.
     """
 
     layer: str
@@ -54,16 +54,16 @@ class HeadPlan:
 
 @dataclass(frozen=True)
 class CallPlan:
-    """What conversion needs to know of one analysed call; ``plan`` says the same of all calls.
+    """The plan of one analysed call; ``plan`` is the part that all calls share.
 
     ``nested`` are the modules that are evaluated level by level, as this call calls them.
-    ``outputs`` are the leaves of the model's output: the units in each, None for none. ``modules``
+    ``outputs`` has the units in each leaf of the model's output; None: it is no tensor. ``modules``
     has the units in the outputs of every module, by its path.
 
-    ``split`` gives for each output the dimension along which a head's units lie, and that
-    head's layer; None: no head is in it. ``joint``: one pass of the body can answer for several
-    tasks. ``looks``: Python code looks at data on the way, so that a signature alone does not tell
-    the path.
+    ``split`` has, for each output, the dimension along which a head's units lie and that head's
+    layer; None: the output contains no head. ``joint``: one pass of the body can answer for
+    several tasks. ``looks``: the model's Python code looks at data, so that a signature alone does
+    not determine the path.
     """
 
     plan: Plan
@@ -113,8 +113,9 @@ def _call_plan(analysis: Analysis, heads: tuple[HeadPlan, ...], example: int) ->
 
 
 def _modules(analysis: Analysis, example: int) -> dict[str, tuple[Tensor | None, ...]]:
-    """The units in what every module returns; of several calls of a module, in the first."""
+    """The units in the outputs of every module; for a module with several calls, of the first."""
     capture, units = analysis.capture, analysis.values
+    # reversed: of several entries with one key the last one stays
     return {
         call.path: tuple(
             units.get(leaf.name) if isinstance(leaf, fx.Node) else None
@@ -135,6 +136,8 @@ def _heads(model: nn.Module, analysis: Analysis) -> tuple[HeadPlan, ...]:
         # a parameter of the root module is its own layer: there is no module to replace
         holder = head.layer if head.layer not in head.parameters else ""
         own = {name for name, _ in model.get_submodule(holder).named_parameters(holder)}
+        # a module whose parameters all belong to the head is replaced as a whole; in any other one
+        # (the root, with a parameter that serves as output weight) only single parameters are
         if holder and own <= set(head.parameters):
             result.append(_module_head(analysis, holder, head.parameters, head.size))
         else:
@@ -159,7 +162,8 @@ def _module_head(analysis: Analysis, path: str, parameters: tuple[str, ...], siz
         )
     dims = varies(outputs[0])
     rows = {analysis.plan.parameters[name].units.shape[:1] for name in parameters}
-    if len(rows) == 1:  # the size of a layer, also when what follows ties its units together
+    # classes are counted by rows, not by units: a softmax behind the layer makes its rows one unit
+    if len(rows) == 1:
         (size,) = rows.pop() or (size,)
     dim = dims[-1] if dims else -1
     around = [n.module for n in analysis.plan.nested if path.startswith(f"{n.module}.")]
@@ -188,7 +192,8 @@ def _same_leaf(head: HeadPlan, analysis: Analysis, example: int) -> HeadPlan:
     found = leaves[paths[1].index(name)] if name in paths[1] else None
     if found is None or not _same_channels(found, head.inputs):
         raise HeadError(
-            f"the heads read the model's output{name}, which this call does not return alike",
+            f"the heads read the model's output{name}, and this call returns other channels "
+            "there, or nothing",
             remedy="call the model with the arguments that it was converted with",
         )
     return replace(head, reads=paths[1].index(name))
@@ -200,7 +205,7 @@ def _parameter_head(analysis: Analysis, name: str) -> HeadPlan:
     entry = analysis.plan.parameters[name]
     dims = varies(entry.units)
     size = entry.units.shape[dims[0]] if dims else 1
-    if entry.units.dim() == 1:  # also when the weight ties its elements together
+    if entry.units.dim() == 1:  # by elements, not by units, see _module_head
         (size,) = entry.units.shape
     reads = [read for read in entry.reads if not read.transformed]
     columns = reads[0].columns if reads else torch.zeros((), dtype=torch.int64)
@@ -223,6 +228,8 @@ def _nodes(structure: Any) -> list[fx.Node]:
 
 def _split(leaf: Tensor | None, heads: tuple[HeadPlan, ...], plan: Plan) -> tuple[int, str] | None:
     """The dimension of an output along which a head's units lie side by side, and the head."""
+    # (batch, CLASSES) or (batch, CLASSES, h, w): one dimension with a different unit at each
+    # position, and all of them units of one head
     dims = [] if leaf is None else varies(leaf)
     if leaf is None or len(dims) != 1 or core(leaf).unique().numel() != leaf.shape[dims[0]]:
         return None
@@ -240,9 +247,9 @@ def _joint(
     analysis: Analysis,
     example: int,
 ) -> bool:
-    """Can several heads' results go side by side through what follows the heads?
+    """Can the results of several heads go side by side through the operators that follow?
 
-    Only through operators that compute each output from itself, and do not change its bits.
+    Only through operators that compute each class from itself, with the same bits in any company.
     """
     if heads[0].layer == ATTACHED:
         return True

@@ -1,9 +1,9 @@
 """Features: the output that a head is attached to, in a model without an output layer.
 
-It is the deepest output, computed with all parameters that the others are computed with: the last
-of a list of feature maps, the decoder's hidden state and not the encoder's. A model that ends in a
-layer that cannot be given to each task has no features to offer: a head on top of that layer would
-be another function.
+It is the deepest output, which depends on all parameters that the others depend on: the last of a
+list of feature maps, the decoder's hidden state and not the encoder's. A model that ends in a layer
+that cannot be copied for each task has no features: a head on top of that layer would be another
+function than the model's.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ def _deepest(outputs: dict[fx.Node, Features], capture: Capture) -> fx.Node | No
     """
     if not outputs:
         return None
-    # an output is deepest when no other one has parameters that it lacks, and none comes after it
+    # stem -> a -> b     outputs a and b: own[a] < own[b], so b is deepest
+    # stem -> a, b       outputs a and b: neither has all parameters: ambiguous
+    # stem -> a -> relu  outputs a and relu(a): equal parameters, so the later one is deepest
     before = {node: _before(node) for node in outputs}
     own = {node: {n.target for n in before[node] if _is_parameter(n, capture)} for node in outputs}
     all_parameters = set().union(*own.values())
@@ -84,15 +86,16 @@ def _deepest(outputs: dict[fx.Node, Features], capture: Capture) -> fx.Node | No
     if len(ends) != 1:
         numbers = ", ".join(str(each.number) for each in outputs.values())
         raise HeadError(
-            f"the model has no output layer but several outputs (numbers {numbers}), of which "
-            "none is computed with all that the others are: which one should a head read?",
+            f"the model has no output layer but several outputs (numbers {numbers}), and no single "
+            "one depends on all parameters of the others: it is unclear which one a head should "
+            "read",
             remedy="convert a module that returns this one alone",
         )
     return ends[0]
 
 
 def _before(node: fx.Node) -> set[fx.Node]:
-    """A node and all that it is computed from."""
+    """A node and all nodes that it is computed from."""
     found, waiting = {node}, [node]
     while waiting:
         new = set(waiting.pop().all_input_nodes) - found
@@ -109,7 +112,9 @@ def _is_parameter(node: fx.Node, capture: Capture) -> bool:
 
 
 def _layer(node: fx.Node, analysis: Analysis) -> fx.Node | None:
-    """The layer that an output comes from through functions of one value only; None: no layer."""
+    """The layer behind an output, if only functions of one value follow it; None: no layer."""
+    # backwards along the only operand that depends on parameters: softmax <- view <- linear. Where
+    # two learned values meet (a residual sum), there is no single last layer
     capture = analysis.capture
     roles = analysis.roles
     while True:
@@ -134,10 +139,10 @@ def _unmoved(node: fx.Node) -> fx.Node:
 
 
 def check_whole(analysis: Analysis) -> None:
-    """Check that every layer with parameters of a head has only such parameters.
+    """Check that the parameters of a layer are either all a head's or none.
 
     Raises:
-        HeadError: a layer is a head in part: of a tied output layer only the bias is its own.
+        HeadError: a layer is a head in part: the bias of an output layer whose weight is tied.
     """
     parameters = analysis.plan.parameters
     for node in analysis.capture.graph.nodes:
@@ -175,5 +180,5 @@ def _not_separable(layer: fx.Node, capture: Capture) -> HeadError:
             f"{leaf}.detach().clone()), or convert a model without the output layer, which gets a "
             "head for each task"
         )
-    reason = f"{fact}, so that tasks cannot have output layers of their own"
+    reason = f"{fact}, so that tasks cannot have their own copies of it"
     return HeadError(reason, place=place(layer), remedy=remedy)

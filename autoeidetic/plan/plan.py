@@ -1,7 +1,7 @@
-"""Plan: which unit every parameter element belongs to, and what keeps units apart.
+"""Plan: the unit of every parameter element, what each weight reads, and what requires what.
 
-Plain, immutable data, the same for all analysed calls: everything that comes after the analysis
-reads this and :mod:`autoeidetic.plan.call_plan`, and nothing else.
+Plain, immutable data, the same for all analysed calls. Everything after the analysis reads this and
+:mod:`autoeidetic.plan.call_plan`, and nothing else.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Plan:
 
     Vectors over units have ``units + 1`` entries. ``elements`` counts the parameter elements of
     each unit, ``requires`` has a row (unit, unit it cannot live without) for each edge.
-    ``unreached`` marks the units of elements that no analysed call reads, in parameters of which
-    other elements are read (the last rows of a position table). ``outputs`` has the units in the
+    ``unreached`` marks the units of elements that no analysed call reads, in parameters that are
+    read in part (the last rows of a position table). ``outputs`` has the units in the
     output of each analysed call of the model.
 
     ``groups`` are those of the backbone. ``outside`` marks the units of heads and of unused
@@ -80,6 +80,7 @@ class Plan:
 
     def closure(self, kept: Array) -> Array:
         """The smallest superset of a set of units (a boolean vector) closed under requires."""
+        # one pass over all edges per level of requires; chains are short, and edges are few
         kept = kept.copy()
         kept[0] = True
         while True:
@@ -92,8 +93,8 @@ class Plan:
 def _constants(capture: Capture, buffers: dict[str, Tensor]) -> tuple[str, ...]:
     """Buffers that follow no unit: frozen with the first task.
 
-    Whether an output reads them is not known, because what is computed from constants alone is
-    not in the graph; only a batch norm's counter surely plays no part in eval mode.
+    The graph does not show whether an output reads them, because values computed from constants
+    alone are not in it. Only a batch norm's counter is known to play no part in eval mode.
     """
     return tuple(
         name

@@ -1,6 +1,7 @@
-"""Recheck: ask finished tasks again, on reference inputs that every machine can make.
+"""Recheck: compare the answers of finished tasks to reference inputs with those that were sealed.
 
-Done before a newly finished task is accepted, with its units in place, and by ``verify``.
+Reference inputs can be generated on every machine. The check runs before a newly finished task is
+accepted, with its units in place, and as a part of ``verify``.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ def finished(net: Network) -> None:
         NonFiniteError: its units overflow, so that an earlier task or it itself answers NaN.
         EnforcementError: an earlier task answers something else.
     """
+    # one pass for all tasks that were sealed with the same batch size, and the newest one with them
     *earlier, newest = net.tasks
     batches = {_batch(net, task) for task in earlier}
     for batch in batches:
@@ -39,6 +41,8 @@ def finished(net: Network) -> None:
                 [*[task.index for task in asked], newest.index], args, kwargs
             )
             for task, answer in zip(asked, answers, strict=False):
+                # no digest to compare with, or another machine: compute the task without the
+                # newest one's units, on this machine, and compare with that
                 if not _as_sealed(net, task, answer, digest):
                     _compare(newest, task, *reference.both_answers(net, task.index, args, kwargs))
             if not finite(answers[-1]) and all(map(finite, answers[:-1])):
@@ -55,7 +59,7 @@ def _batch(net: Network, task: Task) -> int | None:
 
 
 def _as_sealed(net: Network, task: Task, answer: Any, digest: str) -> bool:
-    """Is the answer the sealed one bit for bit? If not, the machine may be another one."""
+    """Is the answer the sealed one, bit for bit? (On another machine it need not be.)"""
     if task.seal is None or task.seal.reference is None:
         return False
     then = task.seal.reference
@@ -77,7 +81,7 @@ def _compare(newest: Task, task: Task, answer: Any, alone: Any) -> None:
         )
     raise EnforcementError(
         f"task {newest.index} cannot be finished: with its units, {changed} of {total} outputs of "
-        f"task {task.index} on reference inputs are others than before",
+        f"task {task.index} on reference inputs differ from those before",
         remedy="net.verify(x) names the layer; what the analysis cannot see is listed in "
         "docs/guarantee-and-limits.md",
     )
@@ -87,7 +91,8 @@ def _compare(newest: Task, task: Task, answer: Any, alone: Any) -> None:
 
 
 def with_seal(net: Network, task: Task) -> tuple[bool | None, str]:
-    """Is a finished task what its seal says? None: that cannot be told, and why."""
+    """Does a finished task agree with its seal? None if it cannot be compared; and the reason."""
+    # values before outputs: digests of values are exact on every machine
     sealed = task.seal
     if sealed is None:
         return None, "it has no seal: net.seal() takes one"
@@ -102,6 +107,8 @@ def with_seal(net: Network, task: Task) -> tuple[bool | None, str]:
 
 
 def _answers_as(net: Network, task: Task, then: Reference) -> tuple[bool | None, str]:
+    # from the exact to the excusable: the same bits; a random model; other inputs; another machine
+    # or setting, which may change last bits. Only what none of these explains is a change
     now = reference.ask(net, task.index, then.batch)
     if now.outputs == then.outputs:
         return True, ""

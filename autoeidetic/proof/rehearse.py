@@ -1,8 +1,12 @@
-"""Rehearse: live through two tasks on a copy of the network, before anything is trained.
+"""Rehearse: run through two tasks on a copy of the network, before anything is trained.
 
-Things that the analysis cannot see (code that asks for the type of a module, state outside of
-parameters and buffers, weights that a model writes itself) show here, before a task is learned and
-lost.
+The analysis cannot see everything: code that asks for the type of a module, state outside of
+parameters and buffers, weights that a model writes itself. Such things show here, before a task is
+learned and lost.
+
+    task 0    random values, half of the units given up, frozen      reference answer
+    task 1    a training pass, all free values scrambled             the same answer?
+              half of the units given up, frozen                     the same answer?
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ _SEEDS = range(3)  # another seed is tried when the kept units answer all inputs
 
 
 def rehearse(net: Network) -> None:
-    """Live through two tasks on a copy; the network, its modes and random numbers are untouched.
+    """Run through two tasks on a copy; the network, its modes and random numbers are untouched.
 
     Raises:
         EnforcementError: an answer of the first task changed after it was finished.
@@ -56,7 +60,7 @@ def rehearse(net: Network) -> None:
                 place=error.place,
                 remedy=f"{error.remedy}; rehearse=False converts it without a guarantee",
             ) from error
-        except Exception as error:  # whatever a model raises on numbers that are not its own
+        except Exception as error:  # a model may raise anything on random values
             cause = f"{type(error).__name__}: {error}"
     warn(
         f"the conversion could not be rehearsed: {cause}\n  remedy: pass example_inputs that the "
@@ -92,6 +96,7 @@ def _rehearse(copied: Callable[[], Network], example: CallInputs, seed: int) -> 
         elements, changed, _ = compare(reference, answer)
         if not changed:
             continue
+        # a difference counts only if the model gives one answer twice now
         if compare(answer, _answer(net, inputs))[1]:
             raise RuntimeError("the model answers the same inputs differently each time")
         where = _first_output(net, inputs, reference, answer)
@@ -130,10 +135,11 @@ def _first_output(
 
 
 def _culprit(net: Network, example: CallInputs, seed: int, until: str) -> tuple[str, str]:
-    """The first module that moved, and how.
+    """The first module whose output or frozen values changed, and how.
 
-    Repeats the same life and compares every module's output and every frozen value.
+    Repeats the rehearsal and compares every module's output and every frozen value.
     """
+    # frozen values before outputs: a value that was written explains the outputs that follow
     inputs = _begin(net, example, seed)
     outputs, values = _look(net, inputs)
     for step in _life(net, inputs):
@@ -180,7 +186,8 @@ def _vary(tree: Any) -> bool:
 
 
 def _life(net: Network, inputs: CallInputs) -> Iterator[str]:
-    """From the end of a task to the end of the next; yields what has happened since."""
+    """From the end of a task to the end of the next; yields the stage after each change."""
+    # in train mode, so that the pass updates running statistics and whatever else a model keeps
     net.train()
     net.freeze()
     _open_task(net)
@@ -204,7 +211,7 @@ def _pass_in_training(net: Network, inputs: CallInputs) -> None:
 
 
 def _open_task(net: Network) -> None:
-    """Like ``prepare_for_task``, without what a rollback would need."""
+    """Like ``prepare_for_task``, without the snapshot for a rollback."""
     index = len(net.tasks)
     classes = {head.layer: head.size or 2 for head in net.call_plan.heads}
     task = Task(index, f"task {index}", classes, finished=False, seed=0)
@@ -229,7 +236,7 @@ def _copied(inputs: CallInputs, copy_of: Callable[[Tensor], Tensor]) -> CallInpu
 
 
 def _numbers(example: Tensor, net: Network) -> Tensor:
-    """Random values for an example that is only a shape."""
+    """The example, or random values if it is a meta tensor."""
     if not example.is_meta:
         return example
     device = next(net.backbone.parameters()).device
@@ -238,7 +245,9 @@ def _numbers(example: Tensor, net: Network) -> Tensor:
 
 
 def _shake(net: Network) -> None:
-    """Replace ones and zeros, which would hide leaks, by noise; random weights stay."""
+    """Add noise to constant tensors, which would hide leaks; random weights stay."""
+    # a norm with scale 1 and bias 0, or a zero-initialised branch, lets a wrong channel through
+    # without changing any bit
     for name, tensor in net.trained_tensors().items():
         if not tensor.numel():
             continue

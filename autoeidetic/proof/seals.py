@@ -1,4 +1,4 @@
-"""Seals: take them when a task is finished, and compare them with the network as it is now."""
+"""Seals: digests of a finished task's frozen values and answers, taken and compared."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ def note_conversion(net: Network, before: Mapping[str, torch.dtype]) -> None:
 
 
 def terms(net: Network, task: int) -> dict[str, str]:
-    """What decides about the answers of a finished task besides values and owners.
+    """The settings that determine the answers of a finished task, besides values and owners.
 
-    None of it changes in the life of a network. The keys follow "its" in a sentence.
+    They never change. The keys complete sentences that begin with "its".
     """
+    # saved files hold these keys: their wording stays
     own = net.tasks[task]
     again = "none" if own.revisits is None else str(own.revisits)
     return {
@@ -60,7 +61,7 @@ def terms(net: Network, task: int) -> dict[str, str]:
 
 
 def frozen(net: Network, task: int) -> Frozen:
-    """What a finished task has frozen, as it is now."""
+    """The digests of the values that a finished task froze, as they are now."""
     own = torch.from_numpy(net.owners.task == task).nonzero()
     tensors = {}
     for name, where in elements(net, task).items():
@@ -76,7 +77,7 @@ def holds(net: Network, task: int, sealed: Seal) -> bool:
 
 
 def other_type(net: Network, sealed: Seal) -> str:
-    """A type that a sealed tensor has now and had not when it was sealed; empty: none."""
+    """The new type of a sealed tensor whose type has changed; empty if none has."""
     for name, kind in net.types().items():
         if name in sealed.frozen.tensors and sealed.frozen.tensors[name].type != str(kind):
             return str(kind)
@@ -86,7 +87,7 @@ def other_type(net: Network, sealed: Seal) -> str:
 def elements(net: Network, task: int) -> dict[str, Elements]:
     """The elements of each tensor that a finished task froze.
 
-    Not those of caches, which a model makes by itself.
+    Caches, which a model fills by itself, are left out.
     """
     plan, owner = net.call_plan.plan, torch.from_numpy(net.owners.task)
 
@@ -99,6 +100,7 @@ def elements(net: Network, task: int) -> dict[str, Elements]:
             found[f"backbone.{name}"] = owned(entry.units)
     for name, units in plan.buffers.items():
         found[f"backbone.{name}"] = owned(units)
+    # constants are frozen with the first task that owns units, and sealed with it
     if bool((owner == task).any()) and not bool(((owner >= 0) & (owner < task)).any()):
         found |= {f"backbone.{name}": Elements() for name in net.call_plan.plan.constants}
     if task == 0:

@@ -1,4 +1,8 @@
-"""Verify: the oracle that ships. Scramble every free value, compare finished tasks bit by bit."""
+"""Verify: scramble every free value and compare the answers of finished tasks bit by bit.
+
+The oracle that ships with the package: it decides by outputs alone, and takes from the analysis
+only which values are free.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +31,8 @@ Record = dict[str, list[Tensor]]
 class Verdict:
     """The effect of scrambling on one task's outputs.
 
-    ``nans`` of them are not a number although the inputs are finite. ``sealed``: is the task what
-    it was when it was finished? None where that cannot be told; ``note`` says why.
+    ``nans`` counts outputs that are NaN although the inputs are finite. ``sealed``: does the task
+    agree with its seal? None if it cannot be compared; ``note`` gives the reason.
     """
 
     task: int
@@ -61,9 +65,9 @@ class Verdict:
 class Verification:
     """The verdicts on all finished tasks.
 
-    ``moved`` names the first layer, in the order of the forward pass, of which channels that a
-    finished task owns changed. ``random``: the model answers the same inputs differently each
-    time, so that its tasks were compared with the same random numbers for every answer.
+    ``moved`` names the first layer, in the order of the forward pass, whose frozen channels
+    changed. ``random``: the model answers the same inputs differently each time, so that tasks were
+    compared with the same random numbers for every answer.
     """
 
     rounds: int
@@ -121,6 +125,8 @@ def verify(net: Network, args: Any, kwargs: Any, *, rounds: int, seed: int) -> V
         undisturbed(net, evaluate=True, generators="all", gradients=False),
         _kept_values(net) as kept,
     ):
+        # without seeds first: does the model answer the same inputs twice alike? Then with the same
+        # seed: if even that fails, its randomness comes from elsewhere and nothing can be compared
         random = any(compare(a, b)[1] for a, b in zip(ask(False), ask(False), strict=True))
         before = ask()
         if random and any(compare(a, b)[1] for a, b in zip(before, ask(), strict=True)):
@@ -134,6 +140,7 @@ def verify(net: Network, args: Any, kwargs: Any, *, rounds: int, seed: int) -> V
             scramble(net, generator)
             found = [compare(a, b) for a, b in zip(before, ask(), strict=True)]
             worst = [max(pair, key=lambda c: c[1]) for pair in zip(worst, found, strict=True)]
+            # while the scrambled values are still in place
             if moved is None and any(changed for _, changed, _ in found):
                 moved = _first_moved(net, kept, args, kwargs)
             _put_back(net, kept)
@@ -171,7 +178,7 @@ def compare(before: list[Tensor], after: list[Tensor]) -> tuple[int, int, float]
 
 @contextmanager
 def _kept_values(net: Network) -> Iterator[dict[str, Tensor]]:
-    """All values, which are put back after the block."""
+    """Copies of all values, which are restored after the block."""
     state = _copy(net)
     try:
         yield state
@@ -191,7 +198,9 @@ def _put_back(net: Network, state: dict[str, Tensor]) -> None:
 
 
 def scramble(net: Network, generator: torch.Generator) -> None:
-    """Random values for everything that belongs to no finished task."""
+    """Give everything that belongs to no finished task random values."""
+    # whole tensors: heads of open tasks, and the model's own output layer if no task uses it; in
+    # the rest of the backbone only free elements are written
     finished = {f"heads.{task.index}." for task in net.tasks if task.finished}
     kept = set(net.kept_head_names())
     parameters = net.call_plan.plan.parameters.items()
@@ -202,7 +211,7 @@ def scramble(net: Network, generator: torch.Generator) -> None:
         if not tensor.is_floating_point() or any(name.startswith(p) for p in finished):
             continue
         noise = torch.randn(tensor.shape, generator=generator).to(tensor) * _spread(tensor)
-        if leaf == "running_var":
+        if leaf == "running_var":  # a variance is positive
             noise = noise.abs() + 0.1
         if not name.startswith("backbone.") or name.removeprefix("backbone.") in idle:
             tensor.copy_(noise)
@@ -211,7 +220,9 @@ def scramble(net: Network, generator: torch.Generator) -> None:
 
 
 def _spread(tensor: Tensor) -> float:
-    """How large random values may be that a deep network can still be computed with."""
+    """The standard deviation of random values that keep a deep network finite."""
+    # at least as wide as the present values, and 1 / sqrt(inputs) for weights, so that the variance
+    # stays about the same from layer to layer
     own = float(tensor.float().std()) if tensor.numel() > 1 else 0.0
     if tensor.dim() < 2:
         return 2 * max(own, 0.25)
@@ -220,9 +231,9 @@ def _spread(tensor: Tensor) -> float:
 
 
 def _first_moved(net: Network, kept: dict[str, Tensor], args: Any, kwargs: Any) -> str | None:
-    """The first module, in order of calls, of which frozen channels differ from before.
+    """The first module, in the order of calls, whose frozen channels differ from before.
 
-    The values that were kept are back in place afterwards.
+    The kept values are restored.
     """
     scrambled = record(net, args, kwargs)
     _put_back(net, kept)
@@ -231,12 +242,12 @@ def _first_moved(net: Network, kept: dict[str, Tensor], args: Any, kwargs: Any) 
 
 
 def first_moved(net: Network, before: Record, after: Record, last: int) -> str | None:
-    """The first module of which two passes differ in channels of tasks up to ``last``."""
+    """The first module whose outputs differ in two passes, in channels of tasks 0 to ``last``."""
     for path, values in before.items():
         now = after.get(path, values)
         for a, b, units in zip(values, now, net.call_plan.modules[path], strict=True):
             if units is None or a.shape[1:] != units.shape[1:] or 0 in units.shape:
-                continue  # other shapes than those that were analysed: one layer less to name
+                continue  # other shapes than the analysed ones: this layer cannot be named
             level = net.owners.level_of(units)
             frozen = ((level <= last) & (level >= 0)).expand(units.shape)
             mine = frozen[:1].expand(a.shape) if a.dim() else frozen
@@ -246,7 +257,7 @@ def first_moved(net: Network, before: Record, after: Record, last: int) -> str |
 
 
 def record(net: Network, args: Any, kwargs: Any) -> Record:
-    """What every module returns when task 0 is asked, inner ones before outer ones."""
+    """The outputs of every module for task 0, inner modules before outer ones."""
     seen: Record = {}
     hooks = []
     for path, module in net.backbone.named_modules():

@@ -1,4 +1,4 @@
-"""The algebra of tags: the few operations from which every rule is made.
+"""The algebra of tags: the few operations that every rule is made of.
 
 A rule receives this as its first argument. Each operation takes and returns ``Value``s and
 writes what it learns (new channels, joins, requirements, the channels of parameter elements, what
@@ -40,7 +40,13 @@ class Algebra(ParameterChannels):
         return constant(self.shape if shape is None else tuple(shape))
 
     def move(self, value: Value, function: Callable[[Tensor], Tensor]) -> Value:
-        """Data movement: what happens to the elements happens to their tags."""
+        """Data movement: tags move like the elements."""
+        # A parameter has no tags yet, so its coordinates move instead:
+        #     weight (2, 3)        coords[0]  0 0 0     coords[1]  0 1 2
+        #                                     1 1 1                0 1 2
+        #     weight.t() (3, 2)    coords[0]  0 1       coords[1]  0 0
+        #                                     0 1                  1 1
+        #                                     0 1                  2 2
         view = value.parameter
         if view is not None:
             view = replace(
@@ -63,6 +69,7 @@ class Algebra(ParameterChannels):
         parameters = [v for v in operands if v.parameter is not None]
         if parameters and all(v.parameter is not None or v.is_constant for v in operands):
             return self._pointwise_parameters(parameters, shape)
+        # values with channels are combined first, so that a new parameter can adopt them
         tags: Tensor | None = None
         waiting = []  # parameters with elements that have no channel yet
         for value in operands:
@@ -79,10 +86,13 @@ class Algebra(ParameterChannels):
         return Value(shape, tags)
 
     def _pointwise_parameters(self, values: list[Value], shape: tuple[int, ...]) -> Value:
-        """Parameters among themselves: the result is still a weight, but a transformed one.
+        """An operation on parameters only: the result is still a weight, but a transformed one.
 
-        Views of one parameter keep a coordinate only where all of them agree on it.
+        Views of one parameter keep a coordinate only if all of them agree on it.
         """
+        # w - w.mean(1, keepdim=True), w (out, in):     coords of w              row, column
+        #                                               coords of the mean       row, None
+        #                                               coords of the result     row, None
         largest = max(values, key=lambda v: math.prod(v.shape))
         view = largest.parameter
         assert view is not None
@@ -120,7 +130,8 @@ class Algebra(ParameterChannels):
             and not self.is_assigned(view)
         )
         dim = dim % tags.dim()
-        # the usual case, without the general machinery: a new parameter, channels along dim only
+        # the usual case without the general machinery, because a model has hundreds of these: a new
+        # parameter, and channels along dim only
         if fresh and all(d == dim for d in varies(tags)):
             channels = core(tags).reshape(-1).expand(parameter.shape)
             if bool((channels == 0).any()):
@@ -136,10 +147,10 @@ class Algebra(ParameterChannels):
         return self.pointwise(Value(value.shape, tags), moved, shape=value.shape)
 
     def as_weight(self, value: Value) -> Value:
-        """The value as a layer's weight, also when it is computed from the layer's parameters.
+        """The value as a layer's weight, also if it is computed from the layer's parameters.
 
-        What mixes the elements of a weight on the way (a spectral norm) does not mix the inputs
-        of the layer: zeros on the computed weight still keep them out.
+        A computation that mixes the elements of a weight (a spectral norm) does not mix the inputs
+        of the layer: zeros in the computed weight still keep them out.
         """
         if value.parameter is not None or not value.source:
             return value
@@ -180,6 +191,7 @@ class Algebra(ParameterChannels):
 
     def _collapse(self, value: Value, over: Sequence[int]) -> Value:
         """A parameter mixed along some dimensions of its current shape."""
+        # a coordinate that varies along a mixed dimension becomes None: all positions along it
         view = value.parameter
         assert view is not None
         coords = tuple(
@@ -196,6 +208,8 @@ class Algebra(ParameterChannels):
         tags = self.tags(value)
         if not set(varies(tags)) & set(over):
             return replace(value, const=None, buffer="")
+        # softmax over channels 1 2 3: reduced to d, which requires them; then 1 2 3 with d d d, so
+        # each requires d and thereby all. The edges of d are those that levels may drop
         return Value(
             value.shape, self.combine(tags, self.reduce_tags(tags, over, how), value.shape)
         )
@@ -224,6 +238,8 @@ class Algebra(ParameterChannels):
         self, left: Value, right: Value, over_left: int, over_right: int
     ) -> tuple[Tensor, Tensor]:
         """Both operands with the contracted dimension mixed down to size 1."""
+        # (.., n, k) and (.., k, m)  ->  (.., n, 1) and (.., 1, m), which combine to (.., n, m).
+        # "hard", because a product has no weight whose zeros could keep a channel out
         return (
             self.reduce_tags(self.tags(left), [over_left % len(left.shape)], "hard"),
             self.reduce_tags(self.tags(right), [over_right % len(right.shape)], "hard"),

@@ -46,7 +46,7 @@ def apply_rule(algebra: Algebra, node: fx.Node, args: Sequence[Any], kwargs: Any
 
 
 def decomposed(algebra: Algebra, node: fx.Node, args: Any, kwargs: Any) -> Any:
-    """Apply rules to the operator's decomposition, if ATen has one."""
+    """Apply rules to the operators of its ATen decomposition; None if that is not possible."""
     function = decomposition_table.get(node.target)  # type: ignore[call-overload]
     if function is None:
         return None
@@ -56,7 +56,8 @@ def decomposed(algebra: Algebra, node: fx.Node, args: Any, kwargs: Any) -> Any:
         inner = capture_function(function, *convert((args, kwargs), Value, stand))
     except Exception:  # a decomposition that needs dtypes or data we do not have
         return None
-    # while the steps run, the algebra looks at them; events keep the index of the outer node
+    # while the steps run, the algebra's node is the step, which rules ask for shapes; its index
+    # stays that of the outer node, so that events name an operator of the model's graph
     outer_node, bound = algebra.node, iter(operands)
     values: dict[fx.Node, Any] = {}
     try:
@@ -81,7 +82,7 @@ def decomposed(algebra: Algebra, node: fx.Node, args: Any, kwargs: Any) -> Any:
 
 
 def lookup(value: Any, values: dict[fx.Node, Any]) -> Any:
-    """An argument of a node with values in the place of nodes."""
+    """An argument of a node, with values in the place of nodes."""
     if isinstance(value, fx.Node):
         return values[value]
     if isinstance(value, (tuple, list)):

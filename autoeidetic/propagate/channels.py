@@ -1,4 +1,4 @@
-"""Channels: which of them live and die together, and which cannot live without which.
+"""Channels: a table of which channels are joined and which require others.
 
 A channel is a positive integer; 0 is "input or constant, available to every task". Channels are
 joined into one unit (union-find), or one *requires* another (an edge). A *derived* channel has
@@ -8,7 +8,7 @@ no parameters: it stands for a value computed from several channels, and require
     x * gate, one gate for all      requires  x[i] -> gate           the gate serves every x[i]
     x.sum(channels)                 derived   d -> x[0], x[1], ...   d has no parameters
 
-Everything here works on whole vectors of channels: a Python loop over channels is too slow.
+All operations work on whole vectors of channels: a Python loop over channels is too slow.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Channels:
         """``number`` fresh channels, consecutive."""
         start, stop = self.count, self.count + number
         if stop > len(self._parent):
-            size = max(stop, 2 * len(self._parent))
+            size = max(stop, 2 * len(self._parent))  # doubling: amortised constant time
             self._parent = np.resize(self._parent, size)
             self._mixing = np.concatenate(
                 [self._mixing, np.full(size - len(self._mixing), -1, np.int32)]
@@ -80,8 +80,9 @@ class Channels:
             return
         left, right = left[different], right[different]
         self.events.append(Event("joined", left, right, node))
-        # of several pairs with the same root only one assignment below survives: repeat until
-        # no pair is apart
+        # pairs (5, 1) and (5, 3): both assign parent[5], and only the last assignment survives. So
+        # repeat until no pair is apart; each round lowers some parent, so that it ends. The smaller
+        # root becomes the parent, which keeps the invariant of `find`
         while True:
             low, high = self.find(left), self.find(right)
             low, high = np.minimum(low, high), np.maximum(low, high)

@@ -1,7 +1,7 @@
-"""ParameterChannels: which channel every parameter element belongs to, and what a weight reads.
+"""ParameterChannels: the channel of every parameter element, and the channels that weights read.
 
-A parameter has no channels until it meets something. A layer's weight gets one channel for each of
-its rows; a free parameter (a position embedding, a norm's scale) adopts the channels it is
+A parameter has no channels until an operator uses it. A layer's weight gets one channel for each of
+its rows; a free parameter (a position embedding, a norm's scale) adopts the channels that it is
 combined with.
 
     weight (out, in)     channels_of: out numbers, stride 0 along in      own_rows
@@ -39,8 +39,8 @@ class WeightRead:
 class ParameterChannels(Tags):
     """Channels of parameter elements; -1 marks an element that nothing has used yet.
 
-    ``roles`` has the node that first used a parameter in a role. ``rests`` are channels that were
-    given to the unused elements of a parameter when it was read as a whole.
+    ``roles`` has the node that first used a parameter in a role. ``rests`` are the channels that
+    :meth:`complete` gave to elements that nothing had used.
     """
 
     channels_of: dict[str, Tensor] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class ParameterChannels(Tags):
             self.roles.setdefault((value.parameter.name, role), self.index)
 
     def tags(self, value: Value) -> Tensor:
-        """The tags of a value; a parameter that has met nothing yet gets channels of its own."""
+        """The tags of a value; a parameter that nothing has used yet gets new channels."""
         if value.tags is not None:
             return value.tags
         view = value.parameter
@@ -83,6 +83,7 @@ class ParameterChannels(Tags):
         dims = varies(assigned)
         if any(view.coords[d] is None for d in dims):
             return torch.zeros(())  # the view depends on whole dimensions
+        # advanced indexing: position p of the view shows element (coords[0][p], coords[1][p], ..)
         small = core(assigned)
         index = [core(view.coords[d]) if d in dims else 0 for d in range(assigned.dim())]  # type: ignore[arg-type]
         return small[tuple(index)]
@@ -129,6 +130,7 @@ class ParameterChannels(Tags):
         assigned = self.channels_of[view.name]
         if view.coords is None:
             return self.complete(view.name)
+        # a view that depends on whole dimensions has the mixture of the channels along them
         dims = varies(assigned)
         whole = [d for d in dims if view.coords[d] is None]
         if whole:
@@ -155,7 +157,8 @@ class ParameterChannels(Tags):
         if view.coords is None:
             self.channels_of[view.name] = tags
             return
-        # transposed only: turn the tags back instead of scattering them element by element
+        # transposed only: transpose the tags back instead of scattering them element by element,
+        # which would make a dense tensor of a weight's size
         straight = self._undo_permutation(view, tags)
         if straight is not None and view.name not in self.channels_of:
             self.channels_of[view.name] = straight
@@ -174,7 +177,7 @@ class ParameterChannels(Tags):
 
         view.coords[d]   index along dimension d of the parameter, at each position of tags
         flat             sum of coords[d] * step[d]: the element that a position shows
-        everything       offsets of the dimensions of which a position shows all elements
+        everything       offsets along the dimensions on which a position depends as a whole
         """
         assert view.coords is not None
         flat = torch.zeros((), dtype=torch.int64)
@@ -192,8 +195,8 @@ class ParameterChannels(Tags):
         flat, small = torch.broadcast_tensors(flat, core(tags))
         index = (flat.reshape(-1, 1) + everything[None]).reshape(-1)
         written = small.reshape(-1, 1).expand(-1, len(everything)).reshape(-1)
-        # first come, first served: an element keeps the channel it has, and that one is joined
-        # with the one that was to be written
+        # An element that has a channel keeps it, and the new one is joined with it. So is a second
+        # channel for one element within this call: the last write stays, and `after` shows it.
         before = dense[index]
         dense[index] = torch.where(before > 0, before, written)
         after = dense[index].numpy()
@@ -208,6 +211,8 @@ class ParameterChannels(Tags):
         assert view.coords is not None
         if tags.numel() != math.prod(view.shape):
             return None
+        # permuted: coordinate d runs 0 .. size - 1 along one dimension of the view, order[d], and
+        # no two along the same one
         order: list[int] = []
         for coordinate, size in zip(view.coords, view.shape, strict=True):
             if coordinate is None:
@@ -226,11 +231,13 @@ class ParameterChannels(Tags):
         return tags.permute(order + rest).reshape(view.shape)
 
     def own_rows(self, weight: Value, dims: Sequence[int]) -> Tensor:
-        """Channels of a weight's rows, which lie along ``dims`` of its present shape.
+        """Channels of a weight's rows, which lie along ``dims`` of its current shape.
 
         Without ``dims`` the whole weight is one channel: it serves many channels alike. Returns
         tags over those dimensions only, in the weight's shape (size 1 elsewhere).
         """
+        # weight (out, in, k, k), dims [0]: out new channels, returned as (out, 1, 1, 1). A weight
+        # that is used a second time (tied, recurrent) keeps its channels, mixed over the others
         view = weight.parameter
         if weight.tags is None and view is not None and not self.is_assigned(view):
             size = [n if d in dims else 1 for d, n in enumerate(weight.shape)]
@@ -243,8 +250,8 @@ class ParameterChannels(Tags):
     def read(self, weight: Value, columns: Tensor) -> bool:
         """Note the channel that each weight element multiplies.
 
-        False: there is no parameter whose zeros could keep a channel out, so that the rows must
-        require what they read.
+        Returns False if there is no parameter whose zeros could keep a channel out, so that the
+        rows must require the channels that they read.
         """
         view = weight.parameter
         if view is None:
@@ -252,6 +259,8 @@ class ParameterChannels(Tags):
         columns = columns.expand(weight.shape)
         if is_zero(columns):
             return True
+        # zeros are written into the parameter itself, so columns need its own shape: move them back
+        # through the view. A transformed weight gets its zeros when it is computed, in its shape
         if not view.transformed and view.coords is not None:
             straight = self._undo_permutation(view, columns)
             if straight is None:
@@ -266,7 +275,7 @@ class ParameterChannels(Tags):
         return True
 
     def follow(self, buffer: Value | None, channels: Tensor) -> None:
-        """Note the channels of a buffer's elements, such as a running mean."""
+        """Note the channels of a buffer's elements (a running mean)."""
         if buffer is not None and buffer.buffer:
             known = self.buffers.get(buffer.buffer)
             if known is not None:
@@ -281,10 +290,14 @@ class ParameterChannels(Tags):
             if not self.is_assigned(view):
                 self._assign_default(view)
             return
+        # value (tokens, 1), shape (batch, tokens, CHANNELS): one element for many channels, so it
+        #                     gets its own channel, which they will require
+        # value (CHANNELS,)   one element for each channel, so it takes that channel; a constant
+        #                     there (0) gets a new one, because the result depends on the parameter
         padded = (1,) * (len(shape) - len(value.shape)) + value.shape
         tags = tags.expand(shape)
         moving = varies(tags)
-        if any(padded[d] == 1 for d in moving):  # one element for many channels: its own channel
+        if any(padded[d] == 1 for d in moving):
             size = [padded[d] if d in moving else 1 for d in range(len(shape))]
             channels = torch.from_numpy(self.channels.new(math.prod(size))).view(size)
         else:
@@ -295,22 +308,22 @@ class ParameterChannels(Tags):
                 channels[blank] = torch.from_numpy(self.channels.new(int(blank.sum())))
         drop = len(shape) - len(value.shape)
         channels = channels.reshape(channels.shape[drop:]).expand(value.shape)
-        if self.is_assigned(view):  # only what has no channel yet gets one
+        if self.is_assigned(view):  # only elements without a channel get one
             known = self._shown(view)
             channels = compress(torch.where(known > 0, known, channels).expand(value.shape))
         self.write_channels(view, channels)
 
 
 def _without_whole_dimensions(
-    view: ParameterView, told_apart: Sequence[int], shape: Sequence[int]
+    view: ParameterView, distinguished: Sequence[int], shape: Sequence[int]
 ) -> ParameterView:
-    """The view with size 1 along the dimensions of which every position shows all elements.
+    """The view with size 1 along the dimensions on which every position depends as a whole.
 
-    A standardised weight is shown row by row: writing its rows is enough, and they are far fewer
-    than its elements. Dimensions in ``told_apart``, along which channels differ already, stay.
+    Every element of a standardised weight depends on its whole row: it is enough to write one
+    channel per row. Dimensions in ``distinguished``, along which channels differ already, stay.
     """
     assert view.coords is not None
-    gone = [c is None and d not in told_apart for d, c in enumerate(view.coords)]
+    gone = [c is None and d not in distinguished for d, c in enumerate(view.coords)]
     zero = ZERO.expand(shape)
     return replace(
         view,

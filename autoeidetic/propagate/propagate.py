@@ -8,8 +8,8 @@ belongs to.
     branch  (2, 3)       4 5 6
     sum     (2, 3)       1 2 3          1-4, 2-5, 3-6 joined
 
-Every operator is handled by a rule, by a rule on each operator of its ATen decomposition, or,
-as the last resort, by mixing everything it reads; the last kind is listed.
+Every operator is handled by a rule, by rules for the operators of its ATen decomposition, or, as
+the last resort, by mixing everything it reads; operators of the last kind are listed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class MixingSite:
 
 @dataclass(frozen=True)
 class Unhandled:
-    """An operator that could only be dealt with by mixing everything it reads."""
+    """An operator without a rule: everything it reads is mixed."""
 
     place: Place
     reason: str
@@ -61,7 +61,7 @@ class Unhandled:
 
 @dataclass(frozen=True)
 class Propagation:
-    """What the tags told: the coupling stage reads this and changes nothing in it.
+    """The result of propagation; the coupling stage reads it and changes nothing in it.
 
     ``tags`` has the channels in the value of every node, ``unused`` the parameters that no output
     depends on. Every parameter element has a channel.
@@ -98,7 +98,8 @@ class _Interpreter:
             if node.op == "output":
                 self._leave_model(node)
             else:
-                self._parameters_in(node)  # node by node: a deep recursion would overflow
+                # for its cache: filled node by node, the recursion in it is never deep
+                self._parameters_in(node)
                 self.values[node] = self._evaluate(node)
 
     def _evaluate(self, node: fx.Node) -> Any:
@@ -138,7 +139,7 @@ class _Interpreter:
         return self._with_source(node, result)
 
     def _with_source(self, node: fx.Node, result: Any) -> Any:
-        """Note the largest parameter that a value was computed from when all are of one layer."""
+        """Note the largest parameter that a value was computed from, if all are of one layer."""
         if isinstance(result, Value) and result.parameter is None:
             names = self._parameters_in(node)
             if names and len({layer_of(name) for name in names}) == 1:
@@ -147,7 +148,7 @@ class _Interpreter:
         return result
 
     def _parameters_in(self, node: fx.Node) -> frozenset[str] | None:
-        """The parameters that a value was computed from; None when an input was among them."""
+        """The parameters that a value was computed from; None if it depends on an input."""
         if node not in self.sources:
             found: frozenset[str] | None = frozenset()
             if node.op == "placeholder":
@@ -198,13 +199,17 @@ class _Interpreter:
         ``soft[node]`` are the sites whose derived channels are in the node's value. A mixture is
         used up when a layer reads it: its result has the channels of the layer's rows.
         """
+        # attention(norm -> qkv)    made in norm, used up by qkv: the scope is the call of attention
+        # block(norm) -> sum        read outside of block: the scope is the call around block
+        # Invariant: a scope only ever shrinks to a shorter prefix of itself.
         for index in self.algebra.mixing_nodes[len(self.sites) :]:
             self.sites.append(MixingSite(index, node.meta["scope"]))
             self.soft[node] = frozenset()
         entering = {site for arg in node.all_input_nodes for site in self.soft.get(arg, ())}
         for site in entering:
             scope = self.sites[site].scope
-            if scope[:1] == node.meta["scope"][:1]:  # calls of the model are looked at apart
+            # entry 0 is the model's call: a node of another call says nothing of this scope
+            if scope[:1] == node.meta["scope"][:1]:
                 self.sites[site].scope = _common(scope, node.meta["scope"])
         if entering or node in self.soft:
             self.soft[node] = self._mixtures_in(result)
@@ -220,7 +225,7 @@ class _Interpreter:
         return frozenset(int(s) for sites in found for s in sites)
 
     def _leave_model(self, node: fx.Node) -> None:
-        """A mixture that reaches the model's output is used up in no module."""
+        """Give a mixture that reaches the model's output no scope: no module uses it up."""
         for arg in node.all_input_nodes:
             for site in self.soft.get(arg, ()):
                 self.sites[site].scope = ()
@@ -228,7 +233,7 @@ class _Interpreter:
             self._lock_what_python_read(node)
 
     def _lock_what_python_read(self, output: fx.Node) -> None:
-        """Values that Python looked at may decide anything: every output requires them."""
+        """Let every output require the values that Python read: they may decide anything."""
         algebra = self.algebra
         reason = "Python code looks at a value that depends on parameters, all of it is locked"
         remedy = "compute with tensors instead of numbers (torch.where instead of if)"
@@ -251,7 +256,7 @@ def propagate(capture: Capture) -> Propagation:
         name: tuple(p.shape) for name, p in capture.parameters.items()
     }
     interpreter.run()
-    # in this order: channels are numbered as they are made, and looking tags up makes some
+    # in this order: channels are numbered as they are made, and a lookup of tags makes some
     unused = _give_channels_to_the_rest(interpreter.algebra)
     tags = {
         node: interpreter.algebra.tags(value)
@@ -272,15 +277,16 @@ def propagate(capture: Capture) -> Propagation:
 
 
 def _give_channels_to_the_rest(algebra: Algebra) -> frozenset[str]:
-    """Give parameters, and parts of them, that no output reads a channel of their own.
+    """Give a new channel to each parameter, and to each part of one, that no operator has read.
 
-    Returns the parameters of which nothing is read.
+    Returns the parameters that no operator has read at all.
     """
     unused = [name for name in algebra.parameter_shapes if name not in algebra.channels_of]
     for name in unused:
         channel = torch.from_numpy(algebra.channels.new(1)).reshape(())
         algebra.channels_of[name] = channel.expand(algebra.parameter_shapes[name])
-    # so far these are parts that an operator has read whole; from here on, parts never read
+    # entries so far are parts that an operator read with the whole parameter; keep only those that
+    # no operator read, which :meth:`complete` adds now
     algebra.rests.clear()
     for name in algebra.parameter_shapes:
         algebra.complete(name)

@@ -1,4 +1,4 @@
-"""Operations on tag tensors: combining them element by element, and mixing along dimensions.
+"""Tags: operations on tag tensors, element by element and along dimensions.
 
 combine       left   1 2 3 4       one to one: 1-5, 2-6, 3-7, 4-8 are joined
               right  5 6 7 8
@@ -23,9 +23,9 @@ from torch import Tensor, fx
 from .channels import Array, Channels
 from .values import core, varies
 
-#: Many against many makes a derived channel per pair, up to so many pairs.
+#: Many against many makes a derived channel per pair, up to this many pairs.
 _MOST_PAIRS = 1 << 20
-#: A sum over so few members, and no more than there are rows, is a sum of branches.
+#: A sum over at most this many members, and over no more than there are rows, sums branches.
 _FEW_BRANCHES = 4
 
 
@@ -52,6 +52,7 @@ class Tags:
         """Element by element: one-to-one joins, one against many is required by the many."""
         shape = self.shape if shape is None else tuple(shape)
         left, right = left.expand(shape), right.expand(shape)
+        # left (64, 256, 56, 56) with channels along 1, right the same: 256 pairs, not 51 million
         small_left, small_right = core(left), core(right)
         if small_right.numel() == 1 and int(small_right) == 0:
             return left
@@ -67,8 +68,8 @@ class Tags:
     def _combine_arrays(self, a: Array, b: Array) -> Array:
         """:meth:`combine` for flat arrays of representatives.
 
-        What happens to a pair depends on how many different partners each side has in this
-        operation:
+        The treatment of a pair depends on the number of different partners that each side has in
+        this operation:
 
             left has   right has
             1          1           joined
@@ -76,10 +77,15 @@ class Tags:
             many       1           right requires left, the result is right
             many       many        a derived channel requires both
         """
+        # residual sum    1 2 3  with  4 5 6                1-4, 2-5, 3-6 joined        1 2 3
+        # gate            1 2 3  with  9 9 9                1, 2, 3 require 9           1 2 3
+        # outer product   1 1 2 2  with  3 4 3 4            d1 .. d4 require 1+3, ..    d1 d2 d3 d4
+        # constant        1 2 3  with  0 0 0                nothing                     1 2 3
         out = np.where(a == 0, b, a)
         both = (a != 0) & (b != 0) & (a != b)
         if not both.any():
             return out
+        # a pair of channels as one number: np.unique on numbers is much faster than on rows
         left, right = a[both], b[both]
         pairs, inverse = np.unique(left * self.channels.count + right, return_inverse=True)
         pair_left, pair_right = pairs // self.channels.count, pairs % self.channels.count
@@ -101,6 +107,8 @@ class Tags:
 
     def _pair_channels(self, left: Array, right: Array) -> Array:
         """Many against many: a derived channel for each pair, or one unit if there are too many."""
+        # too many: all of left becomes one unit, which every channel of right requires. Sound, and
+        # coarser than needed
         if len(left) > _MOST_PAIRS:
             self.channels.join(left[:-1], left[1:], self.index)
             self.channels.require(right, left, self.index)
@@ -134,12 +142,13 @@ class Tags:
 
     def _mix_rows(self, rows: Array, how: str) -> Array:
         """One tag for each row of channels: the only one in it, or what mixing makes of them."""
+        # a row with one channel, and perhaps constants (0), keeps it: 0 3 3 -> 3
         highest = rows.max(axis=1)
         several = ((rows != highest[:, None]) & (rows != 0)).any(axis=1)
         if not several.any():
             return highest
         chosen = rows[several]
-        # equal rows share one derived channel: a sum over channels has one per batch entry
+        # equal rows share one derived channel: a sum over channels has the same row for each sample
         if len(chosen) == 1:
             distinct, inverse = chosen, np.zeros(1, np.int64)
         else:
@@ -162,7 +171,9 @@ class Tags:
 
     @staticmethod
     def _are_branches(sets: list[Array]) -> bool:
-        """A few branches summed channel by channel, rather than channels mixed with each other."""
+        """Are a few branches summed channel by channel, and not channels mixed with each other?"""
+        # stack([x, y]).sum(0)    rows 1 5, 2 6, 3 7, 4 8    narrow, many, no channel twice: joined
+        # x.sum(channels)         row  1 2 3 4               wide: a derived channel requires them
         width = max(len(members) for members in sets)
         if width > _FEW_BRANCHES or width > len(sets):
             return False
@@ -195,12 +206,14 @@ class Tags:
         across = [d for d in moving if d not in contracted]
         if not across:
             return False
+        # rows: one per position across, with the channels along the contracted dimensions
         compact = core(tags).permute(across + [d for d in range(tags.dim()) if d not in across])
         rows = self.channels.find(
             compact.reshape(math.prod([tags.shape[d] for d in across]), -1).numpy()
         )
         if not along:
             return len(np.unique(rows[rows != 0])) > 1
+        # as a shared weight each row is mixed, as a layer each column is joined: which is smaller?
         return _distinct(rows) < _distinct(rows.T)
 
 
@@ -213,6 +226,8 @@ def _distinct(rows: Array) -> int:
 
 def _row_hashes(rows: Array) -> Array:
     """A number per row that is the same for rows with the same elements in any order."""
+    # splitmix64 per element, then a sum: order does not matter, and different sets collide with a
+    # chance of about 2^-64. Plain sums would not do: 1 + 4 = 2 + 3
     mixed = rows.astype(np.uint64)
     with np.errstate(over="ignore"):
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -228,7 +243,7 @@ def _multiplicity(items: Array) -> Array:
 
 
 def narrow(tags: Tensor, dims: Iterable[int]) -> Tensor:
-    """The tags of one position along ``dims``, in which they do not vary."""
+    """Tags with size 1 along ``dims``, along which they do not vary."""
     over = set(dims)
     small = core(tags)
     for dim in over:

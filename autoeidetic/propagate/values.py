@@ -1,4 +1,4 @@
-"""Values: what the interpreter knows of a tensor, and tensors of tags that stay small.
+"""Values: what the interpreter knows about a tensor, and tag tensors that stay small.
 
 A tag tensor has the shape of the value it describes, with stride 0 along every dimension in
 which nothing varies (batch, space, tokens), so its real size is about the number of channels.
@@ -23,8 +23,8 @@ class ParameterView:
     """A parameter on its way through the graph.
 
     ``coords[d]`` is the index along the parameter's dimension ``d`` at each position of the
-    current shape; None in it means "all of them" (the value depends on the whole dimension).
-    ``coords`` is None while the parameter is as it was declared. ``transformed`` tells that
+    current shape; ``coords[d] = None`` means "all of them" (the value depends on the whole
+    dimension). ``coords`` is None while the parameter is as it was declared. ``transformed``: its
     values were changed on the way, not only moved.
     """
 
@@ -49,8 +49,9 @@ class ParameterView:
 class Value:
     """A tensor of the graph: its shape, its tags, and the parameter it still is, if any.
 
-    ``tags`` is None only for a parameter that has not met anything yet. ``source`` is the largest
-    of the parameters that it was computed from, when they are of one layer and no input was.
+    ``tags`` is None only for a parameter that nothing has used yet. ``source`` is the largest
+    parameter that the value was computed from, if all of them are of one layer and no input is
+    among the operands.
     """
 
     shape: tuple[int, ...]
@@ -77,6 +78,7 @@ def core(tags: Tensor) -> Tensor:
     A value without elements (an expert that gets no tokens) still has the tags that its elements
     would have, as long as they do not vary along the empty dimension.
     """
+    # a view, without copying: stride 0 means that all positions along the dimension are one number
     stride = tags.stride()
     if holds_nothing(tags):
         return ZERO.expand([1] * tags.dim())
@@ -89,6 +91,7 @@ def holds_nothing(tags: Tensor) -> bool:
     if 0 not in tags.shape:
         return False
     layout = list(zip(tags.shape, tags.stride(), strict=True))
+    # (0, 256) with strides (0, 1) still has its 256 numbers in memory; with (256, 1) it may not
     if any(n == 0 and step != 0 for n, step in layout):
         return True
     last = tags.storage_offset() + sum((n - 1) * step for n, step in layout if n)
@@ -112,7 +115,7 @@ def compress(tags: Tensor) -> Tensor:
 
 
 def is_zero(tags: Tensor) -> bool:
-    """Is every tag 0: an input or a constant?"""
+    """Is every tag 0 (an input or a constant)?"""
     if tags.numel() and tags[(0,) * tags.dim()].item():
         return False  # the usual case, without looking at the rest
     return not bool(core(tags).any())

@@ -1,4 +1,4 @@
-"""The result of an analysis: groups, heads, what is locked, and questions about layers."""
+"""Dependencies: the result of an analysis, with groups, heads, locks and queries about layers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Dependencies(Drawable):
 
     @property
     def plan(self) -> Plan:
-        """The unit of every parameter element, and what keeps units apart."""
+        """The unit of every parameter element, what weights read, and what requires what."""
         return self.analysis.plan
 
     @property
@@ -94,7 +94,7 @@ class Dependencies(Drawable):
 
     @property
     def unhandled(self) -> tuple[Unhandled, ...]:
-        """Operators that could only be dealt with by mixing everything they read."""
+        """Operators without a rule: everything they read is mixed."""
         return self.analysis.unhandled
 
     @property
@@ -159,7 +159,7 @@ class Dependencies(Drawable):
         return tuple(layer_graph.consumers(self.analysis.graph, self._layer(layer)))
 
     def coupled_with(self, layer: str) -> tuple[str, ...]:
-        """The other layers that have a part in the same units.
+        """The other layers that own elements of the same units.
 
         Example:
             >>> import torch, autoeidetic
@@ -202,17 +202,19 @@ class Dependencies(Drawable):
         return ties.why(self.analysis.structure, self._layer(first), self._layer(second))
 
     def _layer(self, name: str) -> str:
-        """The node of a layer; one that shares the parameters of another is that one's.
+        """The node of a layer; a layer that shares the parameters of another has that one's node.
 
         Raises:
             InputError: there is none.
         """
         graph = self.graph
         known = {node: node for node, kind in graph.nodes(data="kind") if kind != "group"}
+        # decoder.weight tied to embedding.weight: "decoder" has the node of "embedding"
         for alias, parameter in self.capture.aliases.items():
             known.setdefault(layer_of(alias), layer_of(parameter))
         if name in known:
             return known[name]
+        # a layer without parameters (a ReLU) has no node either: its name is an error, too
         close = get_close_matches(name, known, n=3)
         hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "see deps.graph.nodes"
         raise InputError(f"the model has no layer {name!r} with parameters", remedy=hint)

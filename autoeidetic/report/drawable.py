@@ -81,6 +81,7 @@ class Drawable:
         page = self.to_html()
         if len(page) > _LARGEST_INLINE:
             return table
+        # a sandboxed frame: the page's scripts and styles do not reach the notebook
         frame = (
             f'<iframe srcdoc="{escape(page)}" sandbox="allow-scripts" title="drawing" '
             'style="width:100%;height:600px;border:1px solid #ccc"></iframe>'

@@ -10,6 +10,7 @@ from ..common.tables import table as aligned
 if TYPE_CHECKING:
     from .dependencies import Dependencies
 
+#: Groups in the table; a large model has hundreds.
 _ROWS = 60
 
 
@@ -42,6 +43,7 @@ def table(deps: Dependencies) -> str:
     total = max(deps.backbone_elements, 1)
     rows = [("group", "units", "elements", "share", "layers", "coupled by")]
     for group in deps.groups[:_ROWS]:
+        # without nested bonds: evaluation level by level undoes them
         operators = dict.fromkeys(
             b.place.operator.removeprefix("aten.") for b in group.bonds if b.kind != "nested"
         )

@@ -20,9 +20,9 @@ from .network import Network
 
 @dataclass(frozen=True)
 class Share:
-    """How a group or a layer is divided: units (or elements) per task, and what is free.
+    """How a group or a layer is divided: units (or elements) per task, and the free ones.
 
-    For an open task ``tasks`` counts what it uses and has not pruned.
+    For an open task ``tasks`` counts what it uses and has not pruned yet.
     """
 
     name: str
@@ -35,9 +35,9 @@ class Share:
 class Capacity:
     """Fractions of the backbone's parameter elements.
 
-    ``free``: not pinned, and after pruning not used by the open task either. ``tasks[t]``: what
-    task ``t`` owns, or has kept so far. ``reuse[t][s]``: of the magnitude of the weights into
-    units of task ``t`` the part that reads units of task ``s``.
+    ``free``: neither pinned nor used by the open task. ``tasks[t]``: owned by task ``t``, or kept
+    by it so far. ``reuse[t][s]``: the part of the weights (by magnitude) into units of task ``t``
+    that reads units of task ``s``.
     """
 
     free: float
@@ -71,13 +71,15 @@ class Capacity:
 
 
 def network_capacity(network: Network) -> Capacity:
-    """How the units of a network are divided between its tasks."""
+    """The division of a network's units between its tasks."""
     parameters: dict[str, Tensor] = dict(network.backbone.named_parameters())
     return capacity(network.call_plan, network.owners, parameters)
 
 
 def capacity(call_plan: CallPlan, owners: Owners, parameters: dict[str, Tensor]) -> Capacity:
     """Count elements and units by owner; ``parameters`` give the magnitudes of reuse."""
+    # state: the task of each unit, with `count` for free units, so that one bincount over it has
+    # a column for each task and a last one for what is free
     count = owners.tasks
     state = task_of_unit(owners, count)
     elements = np.where(owners.outside, 0, call_plan.plan.elements)
@@ -120,6 +122,7 @@ def _layers(call_plan: CallPlan, state: np.ndarray, count: int) -> tuple[Share, 
     for name, entry in call_plan.plan.parameters.items():
         if entry.head or not entry.used:
             continue
+        # units are stored once per row: each number stands for `each` elements
         small = state[array(entry.units)]
         each = entry.units.numel() // max(len(small), 1)
         totals[layer_of(name)] += np.bincount(small, minlength=count + 1) * each
@@ -137,15 +140,16 @@ def _reuse(
     """
     total = torch.zeros(count + 1, count + 1, dtype=torch.float64)
     task = torch.from_numpy(state)
-    task[0] = count  # the input belongs to nobody
+    task[0] = count  # the input belongs to no task
     for name, entry in call_plan.plan.parameters.items():
         for read in entry.reads:
             if entry.head or read.transformed:
                 continue
             weight = parameters[name].detach().abs().cpu()
-            still = set(range(weight.dim())) - {*varies(entry.units), *varies(read.columns)}
-            if still:
-                weight = weight.sum(sorted(still), keepdim=True)
+            # weight (out, in, k, k): rows vary along 0, columns along 1; sum the kernel first
+            rest = set(range(weight.dim())) - {*varies(entry.units), *varies(read.columns)}
+            if rest:
+                weight = weight.sum(sorted(rest), keepdim=True)
             pair = task[core(entry.units)] * (count + 1) + task[core(read.columns)]
             found = torch.bincount(
                 pair.expand(weight.shape).reshape(-1), weight.reshape(-1), (count + 1) ** 2

@@ -1,8 +1,14 @@
-"""Compiled: what a network looks at where no Python code of a pass is run.
+"""Compiled: the checks of a network whose pass is a compiled graph.
 
-Whether a call was analysed is asked when it is compiled. A compiled network cannot answer a second
-time without what has diverged, as an eager one does. So an operator in its graph looks for NaN at
-run time and raises an error instead of a wrong answer.
+``torch.compile`` runs the Python code of a pass once, when it traces it; later passes run the graph
+alone. So the checks are in two places:
+
+    standing       at compile time: was this call analysed, and can it be compiled?
+    looked_after   an operator before the body: put pinned values back, as an eager pass does
+    watched        an operator behind the head: look for NaN in the answer
+
+An eager network that answers NaN repeats the pass without the units that have diverged. A graph
+cannot do that, so the operator raises an error instead of returning a wrong answer.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def numbered(net: Network) -> int:
-    """A number by which a graph can find a network again; a copy gets another one."""
+    """Register a network under a new number, by which a graph finds it; a copy gets another one."""
     number = next(network_numbers)
     networks_by_number[number] = net
     return number
@@ -36,14 +42,15 @@ KNOWN, NEW, EAGER = "known", "new", "eager"
 
 
 def standing(number: int, key: Hashable) -> str:
-    """How a call is to be treated, asked when it is compiled.
+    """How a call is treated; asked when it is compiled, and a constant of the graph.
 
-    NEW: it was not analysed yet, or is protected otherwise. EAGER: it cannot be compiled, for its
-    code looks at data, or the network has been changed, which the eager pass will tell.
+    KNOWN: it can be compiled as it is. NEW: it was not analysed yet, or has other masks than the
+    present call. EAGER: it cannot be compiled, because its code looks at data or because the
+    network was changed; the eager pass raises the error for that.
     """
     net = networks_by_number[number]
     try:
-        if not torch.compiler.is_exporting():  # with stand-ins for its parameters
+        if not torch.compiler.is_exporting():  # export has put stand-ins in place of parameters
             net.follow()
     except EnforcementError:
         return EAGER
@@ -53,50 +60,53 @@ def standing(number: int, key: Hashable) -> str:
     return KNOWN if not net.check_calls or call is net.call else NEW
 
 
-# as torch.compiler.assume_constant_result does it, without importing the compiler
+# what torch.compiler.assume_constant_result does, without importing the compiler
 standing._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @_disable_dynamo
 def uncompiled(function: Any, *args: Any) -> Any:
-    """Call a function without compiling anything in it."""
+    """Call a function outside the compiled graph."""
     return function(*args)
 
 
 def looked_after(inputs: Any, network: int) -> Any:
-    """The same inputs; when the graph is run, the network is looked after before they are used."""
+    """The same inputs, through an operator that prepares the network in every run of the graph."""
+    # one tensor is enough: everything that reads it waits for the operator. The graph has no other
+    # way to order a side effect before the body
     leaves, structure = pytree.tree_flatten(inputs)
     for position, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):
-            leaves[position] = _look_after(leaf, network)
+            leaves[position] = _prepare_pass(leaf, network)
             break
     return pytree.tree_unflatten(leaves, structure)
 
 
+# not in a CUDA graph, which would replay kernels without running this code
 @torch.library.custom_op(
     "autoeidetic::look_after", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,)
 )
-def _look_after(value: Tensor, network: int) -> Tensor:
+def _prepare_pass(value: Tensor, network: int) -> Tensor:
     net = networks_by_number.get(network)
     if net is not None:
         net.follow()
         net.pins.before_forward(net.training)
-    return value.clone()
+    return value.clone()  # a custom operator may not return its input
 
 
-@_look_after.register_fake
+@_prepare_pass.register_fake
 def _(value: Tensor, network: int) -> Tensor:
     return torch.empty_like(value)
 
 
-_look_after.register_autograd(lambda ctx, gradient: (gradient, None))
+_prepare_pass.register_autograd(lambda ctx, gradient: (gradient, None))
 
 
 def watched(answer: Any, inputs: Any, network: int, task: int) -> Any:
-    """The same answer; NaN in it is looked into when the graph is run."""
+    """The same answer, through an operator that checks it for NaN in every run of the graph."""
     given = [leaf for leaf in pytree.tree_leaves(inputs) if _is_real(leaf)]
     return pytree.tree_map(
-        lambda leaf: _look(leaf, given, network, task) if _is_real(leaf) else leaf, answer
+        lambda leaf: _check_for_nan(leaf, given, network, task) if _is_real(leaf) else leaf, answer
     )
 
 
@@ -105,15 +115,16 @@ def _is_real(leaf: Any) -> bool:
 
 
 @torch.library.custom_op("autoeidetic::look", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
-def _look(answer: Tensor, inputs: Sequence[Tensor], network: int, task: int) -> Tensor:
+def _check_for_nan(answer: Tensor, inputs: Sequence[Tensor], network: int, task: int) -> Tensor:
+    # NaN in the inputs explains NaN in the answer; with finite inputs something has diverged
     if bool(answer.isnan().any()) and finite(inputs):
         net = networks_by_number.get(network)
         if net is not None:
-            _explain(net, task)
+            _raise_or_warn(net, task)
     return answer.clone()
 
 
-@_look.register_fake
+@_check_for_nan.register_fake
 def _(answer: Tensor, inputs: Sequence[Tensor], network: int, task: int) -> Tensor:
     return torch.empty_like(answer)
 
@@ -126,25 +137,25 @@ def _setup(ctx: Any, inputs: Any, output: Tensor) -> None:
     ctx.inputs = len(inputs[1])
 
 
-_look.register_autograd(_backward, setup_context=_setup)
+_check_for_nan.register_autograd(_backward, setup_context=_setup)
 
 
-def _explain(net: Network, task: int) -> None:
-    """Why does a finished task answer NaN to finite inputs?
+def _raise_or_warn(net: Network, task: int) -> None:
+    """Report that a finished task answers NaN to finite inputs.
 
     Raises:
-        NonFiniteError: something else than its own units has diverged.
+        NonFiniteError: units of other tasks have diverged.
     """
     if net.diverged() or reference.poisoned(net, task):
         raise NonFiniteError(
             f"task {task} answers NaN in a compiled network: units that are not its own are "
             "infinite or NaN",
-            remedy="ask the network itself, which answers without them; net.rollback() takes it "
-            "back to the start of an open task",
+            remedy="call the network uncompiled, which answers without them; net.rollback() takes "
+            "it back to the start of an open task",
         )
     warnings.warn(
-        f"task {task} answers NaN to finite inputs in a compiled network; if the network itself "
-        "does not, units that are not its own overflow",
+        f"task {task} answers NaN to finite inputs in a compiled network; if the uncompiled "
+        "network does not, units that are not its own overflow",
         DivergenceWarning,
         stacklevel=2,
     )

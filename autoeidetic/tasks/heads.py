@@ -1,4 +1,11 @@
-"""Heads: the layer that makes the output, once per task, any number of classes each."""
+"""Heads: the output layers of each task, made from the model's own, with any number of classes.
+
+    head of a module      a copy of the layer, with one row per class           build
+    head of a parameter   a tensor that the model's code uses (ParameterHead)   build
+    attached head         a linear layer on features (AttachedHead)             build
+
+``HeadSlot`` stands in the place of the model's own layer and calls the head of the current task.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +38,7 @@ class ParameterHead(nn.Module):
 
 
 class AttachedHead(nn.Module):
-    """A linear layer on features; whatever is not batch or channel is averaged first."""
+    """A linear layer on features, which are averaged over space or tokens first."""
 
     def __init__(self, features: int, classes: int, dim: int) -> None:
         super().__init__()
@@ -39,6 +46,7 @@ class AttachedHead(nn.Module):
         self.linear = nn.Linear(features, classes)
 
     def forward(self, features: Tensor) -> Tensor:
+        # (batch, channels, h, w) with dim 1, (batch, tokens, channels) with dim 2
         others = [d for d in range(1, features.dim()) if d != self.dim]
         return self.linear(features.mean(others) if others else features)
 
@@ -52,8 +60,8 @@ def sizes(heads: tuple[HeadPlan, ...], num_classes: Any) -> dict[str, int]:
     """The number of classes of every head.
 
     Args:
-        num_classes: one number for all of them, a mapping from layer to number, or None to
-            keep the model's own.
+        num_classes: one number for all heads, a mapping from layer to number, or None to keep
+            the model's own.
 
     Raises:
         HeadError: a number is missing or impossible.
@@ -87,7 +95,7 @@ def sizes(heads: tuple[HeadPlan, ...], num_classes: Any) -> dict[str, int]:
         whole = whole_number(number)
         if whole is None or whole < 1:
             raise HeadError(
-                f"num_classes={number!r} is no size for the output layer",
+                f"num_classes={number!r} is not a valid size of the output layer",
                 place=Place(module=head.layer),
                 remedy="pass a positive whole number",
             )
@@ -96,10 +104,13 @@ def sizes(heads: tuple[HeadPlan, ...], num_classes: Any) -> dict[str, int]:
 
 
 def templates(model: nn.Module, heads: tuple[HeadPlan, ...]) -> dict[str, nn.Module]:
-    """The model's own output layers, to make new ones from: parameters without data, and buffers.
+    """Copies of the model's output layers, which new heads are made from.
+
+    Parameters have no data (meta device), because every head is initialised anew; buffers keep
+    their values.
 
     Raises:
-        HeadError: one cannot be copied.
+        HeadError: a layer cannot be copied.
     """
     return {
         head.layer: _template(model.get_submodule(head.holder), head)
@@ -111,11 +122,11 @@ def templates(model: nn.Module, heads: tuple[HeadPlan, ...]) -> dict[str, nn.Mod
 def _template(module: nn.Module, head: HeadPlan) -> nn.Module:
     try:
         made = copy.deepcopy(module)
-    except Exception as error:  # whatever a module's own code may raise
+    except Exception as error:  # a module's own code may raise anything
         raise HeadError(
-            f"the output layer cannot be copied, so there can be no other one of it: {error}",
+            f"the output layer cannot be copied, so tasks cannot have their own: {error}",
             place=Place(module=head.layer),
-            remedy="take torch.nn.utils.parametrizations.weight_norm instead of "
+            remedy="use torch.nn.utils.parametrizations.weight_norm instead of "
             "torch.nn.utils.weight_norm, which makes layers that cannot be copied; or end the "
             "model in a plain linear layer",
         ) from error
@@ -131,16 +142,18 @@ def build(
 ) -> nn.Module:
     """A fresh head with its own initialisation, on the device and of the type of ``like``.
 
+    ``spread`` is the standard deviation for parameters that no module initialises.
+
     Raises:
-        HeadError: there is no such head, or no memory for it.
+        HeadError: a head of this size cannot be made, or there is no memory for it.
     """
     try:
         return _build(head, template, size, like, spread)
     except (RuntimeError, MemoryError, TypeError) as error:  # sizes beyond 64 bits are TypeErrors
         raise HeadError(
-            f"num_classes={size}: no head of this size can be made: {str(error).splitlines()[0]}",
+            f"a head with num_classes={size} cannot be made: {str(error).splitlines()[0]}",
             place=Place(module=head.layer),
-            remedy="pass a number of classes whose weights have room in memory",
+            remedy="pass a number of classes whose weights fit into memory",
         ) from error
 
 
@@ -159,6 +172,7 @@ def _build(
         value = torch.empty(shape, dtype=like.dtype, device=like.device)
         return ParameterHead(value.normal_(std=spread or 0.02))
     assert template is not None
+    # in this order: resize while the parameters have no data, allocate them, then initialise
     module = copy.deepcopy(template)
     if size != head.size:
         _resize(module, head, size)
@@ -166,13 +180,14 @@ def _build(
     module = module.to(like.dtype).train()
     try:
         reset(module, spread)
-    except (RuntimeError, ValueError) as error:  # what computes the weight knows its old size
+    except (RuntimeError, ValueError) as error:  # a parametrization keeps the old size
         raise _not_resizable(head) from error
     return module
 
 
 def _on_device(module: nn.Module, device: torch.device) -> None:
-    """Room for parameters, and the values of buffers."""
+    """Allocate the parameters of a template and move its buffers."""
+    # parameters first: a meta tensor has no data that `to` could move
     for part in module.modules():
         for name, parameter in part._parameters.items():
             if parameter is not None:
@@ -189,9 +204,10 @@ def take_over(
     hidden: Callable[[Tensor], Tensor],
     plan: Plan,
 ) -> None:
-    """Give a fresh head the values of an older one, and zeros for what that could not see.
+    """Give a fresh head the values of an older one, and zeros for features that one could not see.
 
-    ``old`` is None when the older task uses the model's own layer.
+    Then a revisit starts with the answers of the revisited task. ``old`` is None when that task
+    uses the model's own layer; ``hidden`` marks the units that it could not see.
     """
     if head.leaf is not None:
         own = backbone.get_parameter(head.parameters[0]) if old is None else old.value
@@ -211,7 +227,8 @@ def take_over(
 
 
 def _resize(module: nn.Module, head: HeadPlan, size: int) -> None:
-    """Give every parameter or buffer that has one row per class another number of rows."""
+    """Give every parameter and buffer with one row per class another number of rows."""
+    # weight (classes, features) -> (size, features), bias (classes,) -> (size,)
     for name in head.parameters:
         path, _, leaf = name.removeprefix(f"{head.holder}.").rpartition(".")
         holder = module.get_submodule(path)
@@ -222,6 +239,7 @@ def _resize(module: nn.Module, head: HeadPlan, size: int) -> None:
     for part in module.modules():
         for name, buffer in part._buffers.items():
             if buffer is not None and buffer.dim() and buffer.shape[0] == head.size:
+                # the values of a buffer cannot be made anew: repeat its rows, or take the first
                 rows = torch.arange(size, device=buffer.device) % head.size
                 part._buffers[name] = buffer[rows]
     if getattr(module, "groups", 1) != 1:
@@ -233,7 +251,7 @@ def _resize(module: nn.Module, head: HeadPlan, size: int) -> None:
 
 def _not_resizable(head: HeadPlan) -> HeadError:
     return HeadError(
-        "this output layer cannot be given another number of classes",
+        "this output layer cannot be made with another number of classes",
         place=Place(module=head.layer),
         remedy=f"pass num_classes={head.size}, or end the model in a linear layer or a convolution",
     )
@@ -241,10 +259,10 @@ def _not_resizable(head: HeadPlan) -> HeadError:
 
 @dataclass
 class HeadSlot:
-    """Stands where the output layer was, and calls the head of the task that is asked for.
+    """Stands in the place of the output layer and calls the head of the current task.
 
-    ``heads`` has None for a task that uses the layer itself; ``visible`` masks, for each task,
-    the features it may read (None: all of them).
+    ``heads`` has None for a task that uses the layer itself. ``visible`` has, for each task, a mask
+    of the features that it may read; None: all of them.
     """
 
     runtime: Runtime
@@ -256,6 +274,8 @@ class HeadSlot:
     def run(self, module: nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
         if self.runtime.features is not None:
             self.runtime.features[self.layer] = pytree.tree_leaves((args, kwargs))[0]
+        # one pass of the body for several tasks: the heads' results lie side by side along dim, and
+        # the network cuts them apart again at the output
         results = []
         for task in self.runtime.tasks:
             see = partial(mask, visible=self.visible[task])
@@ -265,7 +285,8 @@ class HeadSlot:
 
 
 def mask(value: Tensor, visible: Tensor | None) -> Tensor:
-    """The value with zeros where a task may not look."""
+    """The value with zeros at the features that a task may not read."""
     if visible is None:
         return value
+    # where, not a product: 0 * inf is NaN, and hidden units may have diverged
     return torch.where(visible, value, torch.zeros_like(value))

@@ -1,7 +1,7 @@
-"""Snapshot: values put aside in a temporary file, so that they take no memory.
+"""Snapshot: tensors in a temporary file, so that they take no memory.
 
-The file is gone when nothing refers to the snapshot any more. That of a process that was killed is
-removed when the same user takes the next snapshot.
+The file is removed when the last reference to the snapshot is gone. A file that a killed process
+left behind is removed when the same user takes the next snapshot.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ class Snapshot:
         try:
             file = Temporary(tempfile.gettempdir(), ".snapshot")
             self._path = str(file.path)
+            # before the file is written: a write that fails must not leave it behind
             self._finalizer = weakref.finalize(self, file.close)
             save_file(separate(tensors), self._path)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
-                f"the values at the start of the task cannot be put aside in a file: {error}",
-                remedy="make room in the directory for temporary files, or set TMPDIR to one that "
-                "has room and may be written to",
+                f"the values at the start of the task cannot be stored in a file: {error}",
+                remedy="make room in the directory for temporary files, or set TMPDIR to a "
+                "writable directory that has room",
             ) from error
 
     def load(self) -> dict[str, Tensor]:
         """The tensors.
 
         Raises:
-            TaskError: the file is gone, or is not what it was.
+            TaskError: the file is missing or damaged.
         """
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -55,11 +56,11 @@ class Snapshot:
             raise TaskError(
                 f"the values at the start of this task cannot be read any more: {error}",
                 remedy="load a network that was saved before the task, and set TMPDIR to a "
-                "directory that nobody cleans up meanwhile",
+                "directory that is not cleaned up during training",
             ) from error
 
     def __deepcopy__(self, memo: Any) -> Snapshot:
         return self  # never changes, so copies share it
 
     def __reduce__(self) -> Any:
-        return Snapshot, (self.load(),)
+        return Snapshot, (self.load(),)  # with its content: the file exists on this machine only

@@ -567,7 +567,7 @@ def test_the_deepest_output_is_read(names: tuple[str, ...], read: int) -> None:
 @pytest.mark.parametrize("model", [Returned("late", "side"), nn.LSTM(6, 8, batch_first=True)])
 def test_no_deepest_output(model: nn.Module) -> None:
     inputs = X[:, 0] if isinstance(model, nn.LSTM) else X
-    with pytest.raises(HeadError, match="which one should a head read") as caught:
+    with pytest.raises(HeadError, match="which one a head should read") as caught:
         autoeidetic.convert(model, inputs)
     assert "returns this one alone" in caught.value.remedy
 

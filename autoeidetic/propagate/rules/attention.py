@@ -17,6 +17,10 @@ def attend(
     algebra: Algebra, query: Value, key: Value, value: Value, bias: Value | None, shape: Any
 ) -> Value:
     """softmax(query @ key^T + bias) @ value, for tags."""
+    #     q (heads, n, 1), k (heads, 1, m)     ->  pattern (heads, n, m)     one tag for each head
+    #     p (heads, n, 1), v (heads, 1, e)     ->  result  (heads, n, e)     e requires its head's p
+    # The derived channel of the pattern is of no use but to the values, so units.py merges the
+    # queries and keys of a head into one unit each.
     turned = algebra.move(key, lambda t: t.transpose(-1, -2))
     q, k = algebra.contract(query, turned, -1, -2)
     size = (*shape[:-1], key.shape[-2])
@@ -44,6 +48,7 @@ def scaled_dot_product_attention(
     **options: Any,
 ) -> Value:
     if options.get("enable_gqa") and key.shape[-3] != query.shape[-3]:
+        # grouped queries: key head 0 serves query heads 0 .. repeats - 1
         repeats = query.shape[-3] // key.shape[-3]
         key, value = (
             algebra.move(v, lambda t: t.repeat_interleave(repeats, -3)) for v in (key, value)

@@ -70,6 +70,8 @@ def _conv(
     algebra: Algebra, x: Value, weight: Value, groups: int, transposed: bool, padding: Any
 ) -> Value:
     """The result without its bias."""
+    # x (batch, CHANNELS, h, w). In this order: channels along space make it a shared kernel, unless
+    # it is depthwise, which leaves every position of dimension 1 to itself
     tags = algebra.tags(x)
     depthwise = tags.shape[1] == groups > 1
     if not depthwise and algebra.is_shared(tags, [1]):
@@ -88,6 +90,8 @@ def _conv(
         channels = _rows_of_transposed(algebra, weight, groups, outputs)
         columns = seen.reshape(-1, 1, *[1] * len(kernel))
     else:
+        # groups 2, inputs 2, outputs 3:     seen     1 2      columns    1 2   three rows
+        #                                             3 4                 3 4   three rows
         channels = algebra.own_rows(weight, [0]).reshape(-1)
         columns = seen.repeat_interleave(outputs, 0) if groups > 1 else seen
         columns = columns.view(-1, inputs, *[1] * len(kernel))
@@ -101,6 +105,9 @@ def _rows_of_transposed(algebra: Algebra, weight: Value, groups: int, outputs: i
     """A transposed convolution's weight is [inputs, outputs of a group, ...]."""
     if groups == 1:
         return algebra.own_rows(weight, [1]).reshape(-1)
+    # row (i, o) of the weight belongs to output o of the group of input i:
+    #     weight (groups * per_group, outputs, ..)  as  (groups, per_group, outputs, ..)
+    #     channels (groups, 1, outputs), repeated over the inputs of a group
     view = weight.parameter
     per_group = weight.shape[0] // groups
     if view is not None and weight.tags is None and not algebra.is_assigned(view):
@@ -119,8 +126,8 @@ def _rows_of_transposed(algebra: Algebra, weight: Value, groups: int, outputs: i
 def _depthwise(algebra: Algebra, tags: Tensor, weight: Value, multiplier: int) -> Value:
     """Row c reads input c alone, and joins its unit.
 
-    The weight may serve several channels at one position (all heads of an attention layer). Then
-    they require it, as they do any other parameter that is applied channel by channel.
+    If the weight serves several channels at one position (all heads of an attention layer), they
+    require it, like any other parameter that is applied channel by channel.
     """
     algebra.role(weight, "depthwise")
     space = range(2, tags.dim())
@@ -140,7 +147,7 @@ def _depthwise(algebra: Algebra, tags: Tensor, weight: Value, multiplier: int) -
 
 
 def _computed_weight(algebra: Algebra, seen: Tensor, weight: Value, transposed: bool) -> Value:
-    """A weight made of activations cannot be zeroed: rows require what they read."""
+    """A weight made of activations cannot be zeroed: rows require the channels that they read."""
     groups, _ = seen.shape
     tags = algebra.tags(weight)
     outputs = algebra.shape[1]

@@ -1,7 +1,10 @@
 """Indexing. A known index moves tags; an unknown one may pick anything along its dimension.
 
-An index is known when it is a constant of the model. One that is computed from activations is an
+An index is known if it is a constant of the model. An index that is computed from activations is an
 operand, too: the result requires the channels that it was computed from.
+
+    x (batch, tokens, CHANNELS)    index along tokens      channels do not vary there: nothing mixed
+                                   index along channels    all of them are mixed
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ def _unknown_channels(algebra: Algebra, indices: list[Any]) -> Tensor | None:
 
 
 def _require(algebra: Algebra, value: Value, channels: Tensor | None) -> Value:
-    """The value, every channel of which requires the given one."""
+    """The value, with every channel requiring the given one."""
     if channels is None:
         return value
     return Value(value.shape, algebra.combine(algebra.tags(value), channels, value.shape))
@@ -41,8 +44,9 @@ def index(algebra: Algebra, x: Value, indices: list[Value | None]) -> Value:
     masks = _masks(algebra)
     if any(masks):  # which elements come out depends on the mask, and so does how many
         return algebra.result(algebra.mix_everything([x, *indices]))
-    # anything along the indexed dimensions may come out: mix them, then index at position 0,
-    # which gives the result its shape
+    # anything along the indexed dimensions may come out: mix them, then index the mixture at
+    # position 0. ATen's own kernel gives the result its shape, which has special cases (indices
+    # that are not adjacent move to the front)
     dims = _indexed_dims(indices, masks)
     mixed = _spread(algebra, algebra.reduce(x, dims, keepdim=True), x.shape)
     anywhere = [None if i is None else _first_everywhere(i.shape) for i in indices]
@@ -92,6 +96,7 @@ def index_select(algebra: Algebra, x: Value, dim: int, i: Value) -> Value:
 def gather(algebra: Algebra, x: Value, dim: int, i: Value, **_: Any) -> Value:
     if _known(i):
         return algebra.move(x, lambda t: t.gather(dim, i.const))  # type: ignore[arg-type]
+    # x (n, k), index (m, j) along dim 1, m <= n: mixed (n, 1) -> (n, j) -> its first m rows
     mixed = algebra.reduce(x, [dim], keepdim=True)
     size = [algebra.shape[d] if d == dim % len(x.shape) else n for d, n in enumerate(x.shape)]
     moved = _spread(algebra, mixed, tuple(size))
@@ -106,6 +111,8 @@ def embedding(algebra: Algebra, weight: Value, indices: Value, *_: Any, **__: An
 
 
 def _embed(algebra: Algebra, weight: Value, indices: Value, shape: tuple[int, ...]) -> Value:
+    # weight (words, CHANNELS): a unit has a column of it, over all words. Rows cannot be divided,
+    # because any word may occur in any task
     algebra.role(weight, "embedding")
     channels = algebra.own_rows(weight, [1]).reshape(-1)
     result = algebra.result(channels.view([1] * (len(shape) - 1) + [-1]), shape)
@@ -142,6 +149,7 @@ def scatter(algebra: Algebra, into: Value, *args: Any, **_: Any) -> Value:
             return written
     else:
         positions = [dims[0] % len(into.shape)] if dims else list(range(len(into.shape)))
+    # unknown positions: each element is an old one from anywhere along them, or a written value
     base = _spread(algebra, algebra.reduce(into, positions, keepdim=True), into.shape)
     channels = algebra.mix_everything([*values, *indices])
     return _require(algebra, base, channels)

@@ -22,6 +22,8 @@ from .registry import aten, rule
 
 def shared(algebra: Algebra, tags: Tensor, contracted: list[int], weight: Value) -> Value:
     """A weight that serves many channels alike: one channel, required by them all."""
+    # x (batch, CHANNELS, tokens), weight (m, tokens): the same numbers for every channel, so no
+    # element of the weight belongs to one of them
     algebra.role(weight, "shared")
     mixed = algebra.reduce_tags(tags, contracted, "auto")
     channel = algebra.own_rows(weight, []).reshape(())
@@ -45,6 +47,9 @@ def linear(algebra: Algebra, x: Value, weight: Value, bias: Value | None = None)
 def _layer(algebra: Algebra, x: Value, weight: Value) -> Value:
     """x (.., in), weight (out, in): ``seen`` has ``in`` channels, the result ``out``."""
     algebra.own_channels(x, -1)
+    #     x (batch, tokens, in)       seen      in channels, joined over batch and tokens
+    #     weight (out, in)            channels  out new ones, one per row
+    #                                 columns   seen, at every row: weight[o, i] multiplies seen[i]
     tags = algebra.tags(x)
     last = tags.dim() - 1
     if algebra.is_shared(tags, [last]):
@@ -52,6 +57,7 @@ def _layer(algebra: Algebra, x: Value, weight: Value) -> Value:
     algebra.role(weight, "output")
     seen = algebra.columns(tags, [last]).reshape(-1)
     channels = algebra.own_rows(weight, [0]).reshape(-1)
+    # a weight that is no parameter has no zeros to write: every row requires every input
     if not algebra.read(weight, seen):
         channels = algebra.combine(channels, algebra.reduce_tags(seen, [0], "hard"), channels.shape)
     return algebra.result(channels)
@@ -73,6 +79,7 @@ def added_product(algebra: Algebra, bias: Value, left: Value, right: Value, **_:
 @rule(*aten("mm bmm matmul mv dot vdot"))
 def matmul(algebra: Algebra, left: Value, right: Value) -> Value:
     """Products of activations, of an activation with a parameter, and batched ones."""
+    # vectors become matrices, and the dimension that was added is dropped from the result
     left_vector, right_vector = len(left.shape) == 1, len(right.shape) == 1
     if left_vector:
         left = algebra.move(left, lambda t: t.unsqueeze(0))
@@ -115,6 +122,10 @@ def _with_weight(
     batch dimensions that the weight has too (a layer per attention head). It is a table that
     serves many channels alike when they also lie elsewhere (relative positions for all heads).
     """
+    #     on_right     x (.., n, k) @ weight (.., k, m)      rows of the weight along its last dim
+    #     otherwise    weight (.., n, k) @ x (.., k, m)      rows along its last but one
+    # Dimensions are those of the full result; d - rank counts them from the end, as the weight,
+    # which may have fewer, does.
     tags = algebra.tags(x)
     tags = tags.expand(*full[:-2], *tags.shape[-2:])
     rank, weight_rank = len(full), len(weight.shape)
@@ -122,11 +133,14 @@ def _with_weight(
     batch = [d for d in range(rank - 2) if d - rank >= -weight_rank and weight.shape[d - rank] > 1]
     moving = varies(tags)
     across = [d for d in moving if d not in (*batch, contracted)]
+    # relative positions: a parameter looked up by index, with one matrix per query position
     table = bool(batch) and not set(batch) & set(moving) and _repeats(weight)
     if table or (across and (rank > 2 or algebra.is_shared(tags, [contracted]))):
         algebra.role(weight, "shared")
         mixed = algebra.reduce_tags(tags, [contracted], "hard")
         return algebra.combine(mixed, algebra.own_rows(weight, []).reshape(()), full)
+    # x has the contracted dimension where the weight has its rows: transposed, `seen` lies along
+    # the weight's contracted dimension and broadcasts over its rows
     seen = algebra.columns(tags, [*batch, contracted]).transpose(-1, -2)
     seen = seen.reshape(seen.shape[rank - weight_rank :])
     algebra.role(weight, "output")
@@ -156,6 +170,8 @@ def trilinear(algebra: Algebra, first: Value, weight: Value, third: Value, *_: A
     """ATen's spelling of a bilinear layer: [.., 1, i, 1], [1, o, i, j], [.., 1, 1, j]."""
     algebra.role(weight, "output")
     channels = algebra.own_rows(weight, [0]).reshape(-1)
+    # result[o] = sum over i, j of first[i] * weight[o, i, j] * third[j]: two reads of one weight,
+    # with columns along i and along j; a zero at (o, i, j) keeps both channels out of o
     for x, dim in ((first, 1), (third, 2)):
         tags = algebra.tags(x)
         seen = algebra.columns(tags, [tags.dim() - 1]).reshape(-1)

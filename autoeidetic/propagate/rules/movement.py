@@ -1,4 +1,4 @@
-"""Data movement: run the same operator on the tags."""
+"""Data movement: the rule runs the same operator on the tags."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def same_operator(algebra: Algebra, x: Value, *args: Any, **kwargs: Any) -> Valu
 
 
 def _move(algebra: Algebra, x: Value, function: Callable[[Tensor], Tensor]) -> Value:
-    """Move tags; an empty value is moved as if it had one position along its empty dimensions.
+    """Move tags; an empty value is moved as if its empty dimensions had one position.
 
     Otherwise the channels of an expert that gets no tokens would be lost.
     """
@@ -43,7 +43,7 @@ def _move(algebra: Algebra, x: Value, function: Callable[[Tensor], Tensor]) -> V
     filled = narrow(x.tags, [d for d, n in enumerate(x.shape) if n == 0])
     try:
         return algebra.result(compress(function(filled).expand(shape)), shape)
-    except RuntimeError:  # its arguments fit nothing but the empty value
+    except RuntimeError:  # arguments that only fit the empty value
         return algebra.result(algebra.mix_everything([x]), shape)
 
 
@@ -58,6 +58,8 @@ def as_strided(
     algebra: Algebra, x: Value, size: list[int], stride: list[int], offset: int | None = None
 ) -> Value:
     """A view by strides sees the storage, so the tags are laid out like the tensor first."""
+    # tags have their own strides (0 where nothing varies): they are written into a stand-in for
+    # the storage, with the strides of the tensor, and viewed there
     strides, start = algebra.node.args[0].meta["layout"]  # type: ignore[union-attr]
     if tuple(size) == x.shape and all(
         a == b or n == 1 for a, b, n in zip(stride, strides, size, strict=True)
@@ -114,7 +116,7 @@ def cat(algebra: Algebra, values: list[Value], dim: int = 0) -> Value:
     filled = [v for v in values if v.shape[dim]]
     result = _side_by_side(algebra, filled, dim) if filled else algebra.constant()
     for value in values:
-        if not value.shape[dim]:  # with other inputs its elements take the place of others
+        if not value.shape[dim]:  # with other inputs it has elements, at any position
             side = narrow(algebra.tags(value), {dim})
             result = algebra.result(algebra.combine(algebra.tags(result), side))
     return result
@@ -130,6 +132,8 @@ def stack(algebra: Algebra, values: list[Value], dim: int = 0) -> Value:
 
 def _side_by_side(algebra: Algebra, values: list[Value], dim: int) -> Value:
     """Concatenate; a free parameter (a class token) takes the channels of its neighbours."""
+    # cat([class_token (batch, 1, c), patches (batch, n, CHANNELS)], 1): the same layers read both,
+    # so element i of the token gets channel i. Only if the neighbour has no channels along dim
     known = [v for v in values if v.tags is not None and v.parameter is None]
     neighbour = next((v for v in known if not v.is_constant and dim not in varies(v.tags)), None)  # type: ignore[arg-type]
     if neighbour is not None:
@@ -174,5 +178,5 @@ def col2im(algebra: Algebra, x: Value, size: list[int], kernel: list[int], *_: A
 
 
 def _like(value: Value) -> Tensor:
-    """A stand-in for an operand of which only the shape matters (expand_as, view_as)."""
+    """A stand-in for an operand whose shape alone matters (expand_as, view_as)."""
     return value.const if value.const is not None else torch.empty(value.shape, device="meta")

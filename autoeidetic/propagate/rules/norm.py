@@ -4,7 +4,7 @@
     group norm   (batch, groups, c, h, w)    statistics over c, h, w: c channels are mixed
     layer norm   (batch, tokens, CHANNELS)   statistics over all channels: all are mixed
 
-Mixing by a norm is ``soft``: a module around it that is evaluated level by level undoes it.
+Mixing by a norm is ``soft``: evaluating a module around it level by level undoes it.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ def batch_norm(
     *_: Any,
 ) -> Value:
     """Per channel; batch statistics mix whatever varies along batch and space."""
+    # running statistics are constants of eval mode; without them an instance norm computes its own
     others = [d for d in range(len(x.shape)) if d != 1]
     if mean is None or use_batch:
         x = algebra.mix(x, others)
@@ -46,6 +47,7 @@ def batch_norm(
         if statistic is not None and not statistic.is_constant:
             x = algebra.scale(x, statistic, 1)
     result = _affine(algebra, x, 1, weight, bias)
+    # running_mean[c] belongs to the unit of channel c, and is frozen with it
     channels = algebra.columns(algebra.tags(result), [1]).reshape(-1)
     for buffer in (mean, var):
         algebra.follow(buffer, channels)
@@ -54,6 +56,7 @@ def batch_norm(
 
 def _standardised(algebra: Algebra, x: Value, *parameters: Value | None) -> Value:
     """A weight standardised by batch_norm (timm's StdConv2d): it stays a weight."""
+    # StdConv2d calls batch_norm on weight.reshape(1, out, -1): its rows are the "channels"
     for parameter in parameters:
         if parameter is not None:
             view = [1, -1] + [1] * (len(x.shape) - 2)
@@ -131,6 +134,8 @@ def group_norm(
     *_: Any,
 ) -> Value:
     """Statistics over the channels of a group, and space, mix the channels of that group."""
+    # (batch, CHANNELS, h, w) -> (batch, groups, c, h, w), mixed over c, h, w, and back. The affine
+    # parameters come after it: one element per channel, not per group
     batch, channels, *space = x.shape
     split = algebra.move(x, lambda t: t.reshape(batch, groups, channels // groups, *space))
     mixed = algebra.mix(split, range(2, len(split.shape)), "soft")

@@ -42,7 +42,7 @@ def _shape(algebra: Algebra, args: tuple[Any, ...]) -> tuple[int, ...]:
 
 @rule(*aten("copy"))
 def copy(algebra: Algebra, into: Value, source: Value, *_: Any) -> Value:
-    """The old content is gone."""
+    """The old content is overwritten."""
     return algebra.result(algebra.tags(source))
 
 
@@ -55,6 +55,7 @@ def fill(algebra: Algebra, into: Value, source: Any = 0) -> Value:
 
 @rule(*aten("glu"))
 def glu(algebra: Algebra, x: Value, dim: int = -1) -> Value:
+    # channel i of the first half is gated by channel i of the second: they are joined
     half = x.shape[dim] // 2
     first = algebra.move(x, lambda t: t.narrow(dim, 0, half))
     second = algebra.move(x, lambda t: t.narrow(dim, half, half))

@@ -33,7 +33,9 @@ def _run(
     layers: int,
     bidirectional: bool,
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Channels of the last layer's output, and of each layer's and direction's final states."""
+    """Channels of the last layer's output, and of the final states of each layer and direction."""
+    # parameters: `each` tensors for layer 0 forward, layer 0 backward, layer 1 forward, ..
+    # layer l + 1 reads the outputs of both directions of layer l, side by side
     kind = _kind(algebra)
     directions = 2 if bidirectional else 1
     each = len(parameters) // (layers * directions)
@@ -70,6 +72,11 @@ def _cell(
     biases: bool,
 ) -> tuple[Tensor, Tensor]:
     """Channels of the output and of the inner state of one layer and direction."""
+    # This order makes a straight line of the loop over time: the hidden channels exist before
+    # weight_hh reads them, and the initial state is combined with them, because step 0 reads it
+    # through the same weight that later reads the layer's own output.
+    #     LSTM, hidden 2      rows of a weight   i0 i1 f0 f1 g0 g1 o0 o1
+    #                         channels           1  2  1  2  1  2  1  2
     gates = _GATES[kind]
     from_input, from_hidden, *rest = weights
     size = from_input.shape[0] // gates
@@ -96,7 +103,7 @@ def _cell(
 
 
 def _own(algebra: Algebra, parameter: Value, rows: Tensor) -> None:
-    """Give the rows of a parameter their channels; one used before has them joined."""
+    """Give the rows of a parameter their channels; those of one used before are joined."""
     algebra.role(parameter, "recurrent")
     view = [-1] + [1] * (len(parameter.shape) - 1)
     tags = rows.view(view).expand(parameter.shape)
@@ -128,7 +135,7 @@ def recurrent(
     batch_first: bool,
 ) -> list[Value]:
     given = _states(hidden)
-    starts = [] if all(s.is_constant for s in given) else given  # mostly zeros
+    starts = [] if all(s.is_constant for s in given) else given  # mostly zeros, which bind nothing
     out, hidden_channels, cell_channels = _run(
         algebra, x, starts, parameters, biases, layers, bidirectional
     )
@@ -161,6 +168,8 @@ def packed_recurrent(
 
 @rule(*aten("_pack_padded_sequence"))
 def pack(algebra: Algebra, x: Value, lengths: Value, batch_first: bool) -> list[Value]:
+    # (batch, time, CHANNELS) -> (entries, CHANNELS): batch and time become one dimension, in an
+    # order that depends on the lengths
     mixed = algebra.reduce(x, [0, 1], how="join")
     parts = {p.args[1]: p for p in algebra.node.users}
     shape = parts[0].meta["shape"]

@@ -1,7 +1,7 @@
 """Reductions, scans, softmax, pooling and interpolation: they mix along dimensions.
 
-Nothing happens along a dimension in which tags do not vary: a mean over space or tokens leaves
-every channel to itself.
+Nothing happens along a dimension along which tags do not vary: a mean over space or tokens does not
+mix channels.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ def scan(algebra: Algebra, x: Value, *args: Any, **kwargs: Any) -> Any:
 @rule(*aten("topk"))
 def topk(algebra: Algebra, x: Value, k: int, dim: int = -1, *_: Any, **__: Any) -> list[Value]:
     """Which element is picked depends on all of them, so every result has the mixture's tag."""
+    # x (batch, tokens, CHANNELS), dim -1: (batch, tokens, 1) -> (batch, tokens, k), one tag for all
     mixed = algebra.reduce(x, [dim], keepdim=True)
     shape = list(x.shape)
     shape[dim] = k
@@ -99,6 +100,7 @@ for _space, _names in ((1, _SPACE_1), (2, _SPACE_2), (3, _SPACE_3)):
 def grid_sample(algebra: Algebra, x: Value, grid: Value, *_: Any) -> Value:
     """Samples of x (n, c, h, w) at positions (n, h', w', 2): they require the grid, too."""
     space = len(x.shape) - 2
+    # grid (n, h', w', 2) -> (n, h', w') -> (n, 1, h', w'): every channel of x requires it
     sampled = algebra.resample(x, space)
     where = algebra.reduce(grid, [-1])
     return algebra.pointwise(sampled, algebra.move(where, lambda t: t.unsqueeze(1)))
@@ -107,6 +109,7 @@ def grid_sample(algebra: Algebra, x: Value, grid: Value, *_: Any) -> Value:
 @rule(*aten("_fft_r2c _fft_c2r _fft_c2c"))
 def fft(algebra: Algebra, x: Value, dim: list[int], *_: Any) -> Value:
     """Every frequency depends on all positions; r2c and c2r change the last size."""
+    # along the last dimension sizes differ (n and n // 2 + 1), so tags cannot stay in place there
     mixed = algebra.mix(x, dim)
     last = dim[-1] % len(x.shape)
     if algebra.shape == x.shape:

@@ -77,6 +77,7 @@ def _keeps_channels_of_empty_values(function: Rule) -> Rule:
     def kept(algebra: Algebra, *args: Any, **kwargs: Any) -> Any:
         result = function(algebra, *args, **kwargs)
         parts = result if isinstance(result, list) else [result]
+        # holds_nothing, not numel() == 0: a rule may have kept tags under an empty shape
         lost = [
             isinstance(p, Value) and p.tags is not None and holds_nothing(p.tags) for p in parts
         ]
@@ -93,7 +94,7 @@ def _keeps_channels_of_empty_values(function: Rule) -> Rule:
 
 
 def find_rule(target: Any) -> Rule | None:
-    """The rule of an overload, or else of its operator."""
+    """The rule of an overload, or else of its operator: the more specific one wins."""
     found = _RULES.get(target)
     if found is None and isinstance(target, torch._ops.OpOverload):
         found = _RULES.get(target._overloadpacket)
@@ -113,6 +114,7 @@ def _name(target: Any) -> str:
 
 def arguments(algebra: Algebra, args: Sequence[Any], kwargs: Any = None) -> dict[str, Any]:
     """The arguments of the current node's operator after the first, by name, with defaults."""
+    # by the schema, because overloads of one operator have their arguments at different positions
     schema: Any = algebra.node.target._schema  # type: ignore[union-attr]
     rest = schema.arguments[1:]
     given = {a.name: a.default_value for a in rest if a.has_default_value()}
@@ -124,8 +126,8 @@ def arguments(algebra: Algebra, args: Sequence[Any], kwargs: Any = None) -> dict
 def side_results(algebra: Algebra, operands: Sequence[Any], count: int) -> list[Value]:
     """The results after the first, which may depend on everything the operator reads.
 
-    The operands are mixed only when one of these results is used: an unused mask or seed must not
-    tie them together.
+    The operands are mixed only if one of these results is used: an unused mask or seed must not tie
+    them together.
     """
     parts = {user.args[1]: user for user in algebra.node.users}
     is_read = any(index != 0 and part.users for index, part in parts.items())

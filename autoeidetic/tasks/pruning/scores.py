@@ -1,7 +1,7 @@
-"""Score: how much each unit is worth to the task in training.
+"""Scores: the importance of each unit for the task in training.
 
-A score function gets the network and the task's data, and returns a worth for every parameter
-element, which is summed over the elements of a unit, or a worth for every unit. One registry:
+A score function gets the network and the task's data. It returns a score for every parameter
+element, which is summed over the elements of a unit, or a score for every unit. One registry:
 ``@score("name")``; a second registration raises.
 """
 
@@ -31,7 +31,7 @@ Worth = dict[str, Tensor] | Array
 
 @dataclass(frozen=True)
 class ScoreData:
-    """What a score may look at: batches of the task, and the loss on one of them."""
+    """The data of a score: batches of the task, and the loss on one of them."""
 
     batches: Iterable[Any]
     loss: Loss
@@ -39,7 +39,7 @@ class ScoreData:
 
 @dataclass(frozen=True)
 class Score:
-    """A registered score; ``over_network`` is the part that a ranking over the network decides."""
+    """A registered score; ``over_network`` is the part of pruning that one ranking decides."""
 
     function: Callable[[Network, ScoreData | None], Worth]
     over_network: float
@@ -49,18 +49,18 @@ _SCORES: dict[str, Score] = {}
 
 
 def score(name: str, *, over_network: float = 0.0) -> Callable[[Any], Any]:
-    """Register a score function: (network, data) -> a tensor of worths per parameter name.
+    """Register a score function: (network, data) -> a tensor of scores per parameter name.
 
-    It may as well return one worth per unit, a vector of length ``net.call_plan.plan.units +
-    1``. ``data`` is None when the caller has given no loader.
+    It may also return one score per unit, a vector of length ``net.call_plan.plan.units + 1``.
+    ``data`` is None when the caller gave no loader.
 
     Args:
         name: what users pass as ``pruning=`` or ``by=``.
-        over_network: from 0, every group of units gives up the same share, to 1, the lowest of
-            the whole network go, after the scores of a group were brought to the length 1.
-            Between: this part of what goes is ranked, the rest is the same share of each; less
-            is ranked where what goes would hold less than three quarters of the same share of
-            the parameters.
+        over_network: how units are ranked. With 0 every group gives up the same share. With 1 the
+            lowest units of the whole network go, after the scores of each group were scaled to
+            length 1. In between, this part of the units that go is ranked over the network, and
+            the rest is the same share of each group; less is ranked if the chosen units would hold
+            less than three quarters of the parameters that equal shares would free.
 
     Example:
         >>> import autoeidetic
@@ -99,16 +99,17 @@ def named(name: str) -> Score:
 
 
 def unit_scores(net: Network, by: str, data: ScoreData | None) -> Array:
-    """The score of every unit, over all its members; the same in all processes.
+    """The score of every unit, summed over all its members; the same in all processes.
 
     Raises:
-        InputError: no such score, it needs data, or it gave values that are no numbers.
+        InputError: there is no such score, it needs data, or a value is infinite or NaN.
     """
+    # the mean, because each process scores its own batches and all must choose the same units
     result = distributed.mean(_by_unit(net, named(by).function(net, data)))
     if not np.isfinite(result).all():
         raise InputError(
             f"score {by!r} is infinite or NaN for {int((~np.isfinite(result)).sum())} units",
-            remedy="net.rollback() if training has diverged, or mend the score",
+            remedy="call net.rollback() if training has diverged, or fix the score",
         )
     return result
 
@@ -125,7 +126,9 @@ def _by_unit(net: Network, worth: Worth) -> Array:
 
 
 def _add(total: Array, owner: Tensor, worth: Tensor) -> None:
-    """Sum a parameter's worths by unit."""
+    """Sum a parameter's scores by unit."""
+    # worth (out, in, k, k), owner with stride 0 along in, k, k: sum these dimensions first, then
+    # scatter `out` numbers instead of all of them
     constant = [d for d in range(owner.dim()) if d not in varies(owner)]
     summed = worth.detach()
     if constant:
@@ -173,6 +176,8 @@ def taylor(net: Network, data: ScoreData | None) -> Worth:
         for batch in data.batches:
             net.zero_grad(set_to_none=True)
             data.loss(net, batch).backward()
+            # squared per unit and batch, after the sum over elements: the members of a unit go
+            # together, so their first-order effects add, with their signs
             total += np.square(
                 _by_unit(
                     net,
@@ -195,18 +200,21 @@ def hybrid(net: Network, data: ScoreData | None) -> Worth:
 
     The geometric mean of two lengths: the change of the loss without the unit (the root of its
     Taylor score) and the norm of its parameters. A unit must be unimportant to both to go first.
-    Lengths differ less than the squares that Taylor ranks, and a quarter of what goes is the same
-    share of every group: so every layer frees some, and where there is more to spare it frees
-    more. In a transformer, where the ranking would take units inside the blocks and leave the
-    residual stream to the task, less of it is ranked.
+    Lengths differ less than the squares that Taylor ranks, and a quarter of the units that go is
+    the same share of every group: every layer frees some units, and layers with more to spare free
+    more. In a transformer the ranking would take units inside the blocks and leave the residual
+    stream to the task; there less is ranked.
     """
+    # taylor = |dL|^2 and l2 = |w|^2, so this is sqrt(|dL| * |w|). Why both: gradients on a few
+    # batches are noisy, and a large unit may happen to have none; a magnitude alone does not tell
+    # whether the loss depends on the unit.
     influence, size = taylor(net, data), _by_unit(net, l2(net, data))
     return np.power(influence * size, 0.25)
 
 
 @contextmanager
 def _own_gradients(net: Network) -> Iterator[None]:
-    """Gradients that the caller does not see, in eval mode."""
+    """Eval mode, and gradients that the caller does not see."""
     kept = {name: p.grad for name, p in net.named_parameters()}
     training = net.training
     net.eval()
