@@ -118,8 +118,8 @@ def verify(net: Network, args: Any, kwargs: Any, *, rounds: int, seed: int) -> V
         return [outputs(net, task.index, args, kwargs) for task in finished]
 
     with (
+        _kept_values(net) as kept,  # first: a model may write weights on a change of mode
         undisturbed(net, evaluate=True, generators="all", gradients=False),
-        _kept_values(net) as kept,
     ):
         random = any(compare(a, b)[1] for a, b in zip(ask(False), ask(False), strict=True))
         before = ask()
