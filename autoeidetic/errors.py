@@ -6,7 +6,13 @@ the module path, the operator and the source line where they are known, and a re
 
 from __future__ import annotations
 
+import sys
+import warnings
 from dataclasses import dataclass
+
+_PACKAGE = __name__.partition(".")[0]
+#: Code between the user's line and the one that warns.
+_BETWEEN = frozenset({_PACKAGE, "torch", "contextlib", "functools"})
 
 
 @dataclass(frozen=True)
@@ -129,3 +135,11 @@ class UnhandledOperatorWarning(UserWarning):
 
 class LearningWarning(UserWarning):
     """A task seems to have learned little or nothing, or leaves no capacity for later tasks."""
+
+
+def warn_user(text: str, kind: type[Warning]) -> None:
+    """Warn at the line of the user's code, however many calls of this package are in between."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, kind, stacklevel=level)

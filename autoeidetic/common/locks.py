@@ -14,13 +14,12 @@ import secrets
 import socket
 import stat
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 
-from ..errors import CheckpointError, StorageWarning
+from ..errors import CheckpointError, StorageWarning, warn_user
 from . import distributed
 from .process_state import held_locks
 
@@ -251,11 +250,10 @@ def _taken(directory: Path) -> int:
             remedy="pass a directory that may be written to",
         ) from error
     if not locked:
-        warnings.warn(
+        warn_user(
             f"the file system of '{directory}' has no locks: if another run uses the directory at "
             "the same time, they mix their states",
             StorageWarning,
-            stacklevel=6,
         )
     held_locks.add(descriptor)
     _sign(descriptor)

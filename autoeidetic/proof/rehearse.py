@@ -8,7 +8,6 @@ lost.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -22,7 +21,7 @@ from ..common.bits import different
 from ..common.inputs import CallInputs
 from ..common.undisturbed import seed_generators, undisturbed
 from ..enforce.guard import original_class
-from ..errors import AutoeideticError, EnforcementError, Place, RehearsalWarning
+from ..errors import AutoeideticError, EnforcementError, Place, RehearsalWarning, warn_user
 from ..tasks.network import Network
 from ..tasks.opening import new_heads
 from ..tasks.pruning.choose import choose
@@ -59,12 +58,11 @@ def rehearse(net: Network) -> None:
             ) from error
         except Exception as error:  # whatever a model raises on numbers that are not its own
             cause = f"{type(error).__name__}: {error}"
-    warnings.warn(
+    warn_user(
         f"the conversion could not be rehearsed: {cause}\n  remedy: pass example_inputs that the "
         "model can be run with in eval mode, or rehearse=False and call net.verify(x) after the "
         "first task",
         RehearsalWarning,
-        stacklevel=3,
     )
 
 

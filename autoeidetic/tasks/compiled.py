@@ -7,7 +7,6 @@ run time and raises an error instead of a wrong answer.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ..common.bits import finite
 from ..common.process_state import network_numbers, networks_by_number
-from ..errors import DivergenceWarning, EnforcementError, NonFiniteError
+from ..errors import DivergenceWarning, EnforcementError, NonFiniteError, warn_user
 from . import reference
 
 if TYPE_CHECKING:
@@ -142,9 +141,8 @@ def _explain(net: Network, task: int) -> None:
             remedy="ask the network itself, which answers without them; net.rollback() takes it "
             "back to the start of an open task",
         )
-    warnings.warn(
+    warn_user(
         f"task {task} answers NaN to finite inputs in a compiled network; if the network itself "
         "does not, units that are not its own overflow",
         DivergenceWarning,
-        stacklevel=2,
     )

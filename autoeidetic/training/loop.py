@@ -17,7 +17,6 @@ of :mod:`~autoeidetic.training.snapshot`.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -25,7 +24,7 @@ from typing import Any
 import torch
 
 from ..common import distributed
-from ..errors import CheckpointError, LearningWarning, NonFiniteError
+from ..errors import CheckpointError, LearningWarning, NonFiniteError, warn_user
 from ..tasks.capacity import free_share
 from ..tasks.pruning.prune import prune
 from . import learning_warnings, state
@@ -294,7 +293,7 @@ class Loop:
         """
         texts, self.pending = [text for text in self.pending if text], []
         for text in texts if distributed.rank() == 0 else ():
-            warnings.warn(text, LearningWarning, stacklevel=5)
+            warn_user(text, LearningWarning)
 
     def _name(self) -> str:
         return f"task {self.net.open_task}"

@@ -7,13 +7,12 @@ round of pruning. A directory has separate files for every task, each written wh
 from __future__ import annotations
 
 import copy
-import warnings
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from ..common import archive, distributed, locks
-from ..errors import CheckpointError, StorageWarning
+from ..errors import CheckpointError, StorageWarning, warn_user
 from .optimizer_state import pack, unpack
 
 NOW, BEFORE = "now", "before"
@@ -78,11 +77,10 @@ class Directory:
                 self._write(name, state)
             except CheckpointError as error:
                 self._unwritten[name] = copy.deepcopy(state)
-                warnings.warn(
+                warn_user(
                     f"{archive.named(error.fact, self.file(name))}; training continues, and the "
                     "file written before is intact",
                     StorageWarning,
-                    stacklevel=2,
                 )
         distributed.wait()
 
