@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from .common.inputs import check_module
-from .errors import InputError, UnhandledOperatorError, UnhandledOperatorWarning, warn
+from .errors import InputError, UnhandledOperatorError, UnhandledOperatorWarning, warn_user
 from .plan.analysis import run_analysis
 from .report.dependencies import Dependencies
 
@@ -54,5 +54,5 @@ def analyze(
                 unhandled.reason, place=unhandled.place, remedy=unhandled.remedy
             )
         text = f"{unhandled.reason}\n  where: {unhandled.place}\n  remedy: {unhandled.remedy}"
-        warn(text, UnhandledOperatorWarning)
+        warn_user(text, UnhandledOperatorWarning)
     return Dependencies(analysis)

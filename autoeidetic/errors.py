@@ -6,12 +6,13 @@ the module path, the operator and the source line where they are known, and a re
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
+
+_PACKAGE = __name__.partition(".")[0]
+#: Code between the user's line and the one that warns.
+_BETWEEN = frozenset({_PACKAGE, "torch", "contextlib", "functools"})
 
 
 @dataclass(frozen=True)
@@ -137,21 +138,9 @@ class LearningWarning(UserWarning):
     """A task seems to have learned little or nothing, or leaves no capacity for later tasks."""
 
 
-# -- warning ---------------------------------------------------------------------------------------
-
-_PACKAGE = f"{Path(__file__).parent}{os.sep}"
-
-
-def warn(text: str, category: type[Warning]) -> None:
-    """Warn about the user's line: the innermost one outside this package and torch.
-
-    A fixed ``stacklevel`` would be wrong as soon as a function is called from one more place.
-    """
-    torch = sys.modules.get("torch")
-    inside = [_PACKAGE, str(contextlib.__file__)]
-    if torch is not None:  # nn.Module.__call__ and the wrappers of decorated methods
-        inside.append(f"{Path(str(torch.__file__)).parent}{os.sep}")
+def warn_user(text: str, kind: type[Warning]) -> None:
+    """Warn at the line of the user's code, however many calls of this package are in between."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(tuple(inside)):
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         frame, level = frame.f_back, level + 1
-    warnings.warn(text, category, stacklevel=level)
+    warnings.warn(text, kind, stacklevel=level)

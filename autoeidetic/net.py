@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import routing, training
 from .checkpoint import save
@@ -35,6 +35,8 @@ from .training.epochs import StepFunction
 Self = TypeVar("Self", bound="EideticNet")
 #: Tensors made under ``torch.inference_mode()`` could not be trained later.
 _trainable = torch.inference_mode(mode=False)
+#: Attributes of the core that are documented for users; the others are for the rooms.
+_FOR_USERS = frozenset("backbone heads tasks open_task router check_calls call_plan".split())
 
 
 class EideticNet(Drawable, Network):
@@ -465,6 +467,11 @@ class EideticNet(Drawable, Network):
         """Write the network to one file, all or nothing. :func:`autoeidetic.load` opens it."""
         self.follow()
         save(self, path)
+
+    def __dir__(self) -> list[str]:
+        """Names for users: completion leaves out what the rooms use of the core."""
+        core = {"pins", *vars(Network), *vars(self)} - {*dir(nn.Module), "training", *_FOR_USERS}
+        return sorted(set(super().__dir__()) - {name for name in core if name[:1] != "_"})
 
     @exclusive
     def _apply(self: Self, fn: Any, recurse: bool = True) -> Self:

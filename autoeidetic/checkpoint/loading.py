@@ -37,6 +37,7 @@ from .record import (
     ROUTER,
     Record,
     fingerprint,
+    is_fingerprint,
     versions,
 )
 
@@ -134,7 +135,8 @@ def _check_same(net: Network, record: Record) -> None:
         for name in found
         if found[name] != record.fingerprint.get(name)
     ]
-    if different:
+    plan = net.call_plan.plan
+    if different and not is_fingerprint(found, record.fingerprint, plan):
         then, now = (", ".join(map(" ".join, v.items())) for v in (record.versions, versions()))
         raise CheckpointError(
             f"the file is of another model: {', '.join(different)} differ "

@@ -10,18 +10,26 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
+from itertools import permutations
 from typing import Any, TypeVar
+
+import numpy as np
 
 from ..errors import CheckpointError
 from ..plan.call_plan import CallPlan
+from ..plan.plan import Plan
 from ..propagate.values import core
 from ..tasks.task import Frozen, Output, Reference, Seal, SealedTensor, Task
 
 Kind = TypeVar("Kind")
+#: The key of the fingerprint for the units of every element.
+_ELEMENTS = "classes of elements"
+#: So many units of unused parameters may have other numbers in a file: 720 orders are tried.
+_MOST_UNUSED = 6
 #: Words for keys of the fingerprint, which saved files have under an older name.
 FINGERPRINT_WORDS = {
     "number of classes": "number of units",
-    "classes of elements": "units of elements",
+    _ELEMENTS: "units of elements",
 }
 #: Names, or prefixes of names, of the tensors in a file besides those of the network.
 OWNERS, PRUNED, EXAMPLE, ROUTER = "owners", "pruned", "example.", "router."
@@ -207,10 +215,6 @@ def fingerprint(call_plan: CallPlan) -> dict[str, str]:
     written when a unit was called a class.
     """
     plan = call_plan.plan
-    # The units of every element, as arrays: together with ``requires`` they are the whole plan.
-    numbers: list[Any] = [plan.requires, plan.elements]
-    numbers += [core(entry.units).numpy() for entry in plan.parameters.values()]
-    numbers += [core(units).numpy() for units in plan.buffers.values()]
     groups = (f"{group.name} {group.size} {group.units}" for group in call_plan.plan.groups)
     heads = (f"{head.layer} {head.parameters} {head.size}" for head in call_plan.heads)
     return {
@@ -219,8 +223,37 @@ def fingerprint(call_plan: CallPlan) -> dict[str, str]:
         "operators": _hash(call_plan.operators),
         "groups": _hash(groups),
         "output layers": _hash(heads),
-        "classes of elements": _hash(f"{a.shape} {a.tobytes().hex()}" for a in numbers),
+        _ELEMENTS: _hash_units(plan, plan.elements, {}),
     }
+
+
+def is_fingerprint(found: dict[str, str], noted: dict[str, str], plan: Plan) -> bool:
+    """Is the fingerprint in a file the same as this one, but for the numbers of unused units?
+
+    Version 0.1 numbered the units of unused parameters in another order in each process. No task
+    owns them, so the stored owners mean the same in every order. A few such units can be tried.
+    """
+    own = {n: int(core(e.units).flatten()[0]) for n, e in plan.parameters.items() if not e.used}
+    others = ({**each, _ELEMENTS: ""} for each in (found, noted))
+    if not 1 < len(own) <= _MOST_UNUSED or next(others) != next(others):
+        return False
+    for order in permutations(own.values()):
+        elements = plan.elements.copy()
+        elements[list(order)] = plan.elements[list(own.values())]
+        if _hash_units(plan, elements, dict(zip(own, order, strict=True))) == noted.get(_ELEMENTS):
+            return True
+    return False
+
+
+def _hash_units(plan: Plan, elements: np.ndarray, unused: dict[str, int]) -> str:
+    """The hash of the units of every element; ``unused``: parameters with another unit."""
+    # Arrays: the units of the elements are, together with ``requires``, the whole plan.
+    numbers = [plan.requires, elements]
+    for name, entry in plan.parameters.items():
+        units = core(entry.units).numpy()
+        numbers.append(np.full_like(units, unused[name]) if name in unused else units)
+    numbers += [core(units).numpy() for units in plan.buffers.values()]
+    return _hash(f"{a.shape} {a.tobytes().hex()}" for a in numbers)
 
 
 def _hash(lines: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 
-from ..errors import CheckpointError, StorageWarning, warn
+from ..errors import CheckpointError, StorageWarning, warn_user
 from . import distributed
 from .process_state import held_locks
 
@@ -258,7 +258,7 @@ def _taken(directory: Path) -> int:
             remedy="pass a directory that may be written to",
         ) from error
     if not locked:
-        warn(
+        warn_user(
             f"the file system of '{directory}' has no locks: if another run uses the directory at "
             "the same time, they mix their states",
             StorageWarning,

@@ -25,7 +25,7 @@ from ..common.bits import different
 from ..common.inputs import CallInputs
 from ..common.undisturbed import seed_generators, undisturbed
 from ..enforce.guard import original_class
-from ..errors import AutoeideticError, EnforcementError, Place, RehearsalWarning, warn
+from ..errors import AutoeideticError, EnforcementError, Place, RehearsalWarning, warn_user
 from ..tasks.network import Network
 from ..tasks.opening import new_heads
 from ..tasks.pruning.choose import choose
@@ -62,7 +62,7 @@ def rehearse(net: Network) -> None:
             ) from error
         except Exception as error:  # a model may raise anything on random values
             cause = f"{type(error).__name__}: {error}"
-    warn(
+    warn_user(
         f"the conversion could not be rehearsed: {cause}\n  remedy: pass example_inputs that the "
         "model can be run with in eval mode, or rehearse=False and call net.verify(x) after the "
         "first task",

@@ -122,8 +122,8 @@ def verify(net: Network, args: Any, kwargs: Any, *, rounds: int, seed: int) -> V
         return [outputs(net, task.index, args, kwargs) for task in finished]
 
     with (
+        _kept_values(net) as kept,  # first: a model may write weights on a change of mode
         undisturbed(net, evaluate=True, generators="all", gradients=False),
-        _kept_values(net) as kept,
     ):
         # without seeds first: does the model answer the same inputs twice alike? Then with the same
         # seed: if even that fails, its randomness comes from elsewhere and nothing can be compared

@@ -13,7 +13,6 @@ cannot do that, so the operator raises an error instead of returning a wrong ans
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from ..common.bits import finite
 from ..common.process_state import network_numbers, networks_by_number
-from ..errors import DivergenceWarning, EnforcementError, NonFiniteError
+from ..errors import DivergenceWarning, EnforcementError, NonFiniteError, warn_user
 from . import reference
 
 if TYPE_CHECKING:
@@ -153,9 +152,8 @@ def _raise_or_warn(net: Network, task: int) -> None:
             remedy="call the network uncompiled, which answers without them; net.rollback() takes "
             "it back to the start of an open task",
         )
-    warnings.warn(
+    warn_user(
         f"task {task} answers NaN to finite inputs in a compiled network; if the uncompiled "
         "network does not, units that are not its own overflow",
         DivergenceWarning,
-        stacklevel=2,
     )

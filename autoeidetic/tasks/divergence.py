@@ -13,7 +13,7 @@ from torch import Tensor
 from ..common.bits import finite
 from ..common.torch_modes import is_recording, is_transforming
 from ..enforce.slots import versions
-from ..errors import DivergenceWarning, warn
+from ..errors import DivergenceWarning, warn_user
 
 if TYPE_CHECKING:
     from .network import Network
@@ -64,7 +64,7 @@ def suspect(network: Network, asked: tuple[int, ...], outputs: list[Any]) -> boo
 
 def warn_about_inputs(task: int) -> None:
     """The inputs are not finite: no task is to blame."""
-    warn(
+    warn_user(
         f"the inputs hold infinite values or NaN, and so does the answer of task {task}: "
         "no task has diverged",
         DivergenceWarning,
@@ -84,4 +84,4 @@ def warn_diverged(network: Network, task: int) -> None:
             f"task {task} is answered without them; prepare_for_task({len(network.tasks)}) gives "
             "what is free fresh values"
         )
-    warn(what, DivergenceWarning)
+    warn_user(what, DivergenceWarning)

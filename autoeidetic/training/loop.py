@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from ..common import distributed
-from ..errors import CheckpointError, LearningWarning, NonFiniteError, warn
+from ..errors import CheckpointError, LearningWarning, NonFiniteError, warn_user
 from ..tasks.capacity import free_share
 from ..tasks.pruning.prune import prune
 from . import learning_warnings, state
@@ -305,7 +305,7 @@ class Loop:
         """
         texts, self.pending = [text for text in self.pending if text], []
         for text in texts if distributed.rank() == 0 else ():
-            warn(text, LearningWarning)
+            warn_user(text, LearningWarning)
 
     def _name(self) -> str:
         return f"task {self.net.open_task}"

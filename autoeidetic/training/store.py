@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common import archive, distributed, locks
-from ..errors import CheckpointError, StorageWarning, warn
+from ..errors import CheckpointError, StorageWarning, warn_user
 from .optimizer_state import pack, unpack
 
 NOW, BEFORE = "now", "before"
@@ -78,7 +78,7 @@ class Directory:
                 self._write(name, state)
             except CheckpointError as error:
                 self._unwritten[name] = copy.deepcopy(state)
-                warn(
+                warn_user(
                     f"{archive.named(error.fact, self.file(name))}; training continues, and the "
                     "file written before is intact",
                     StorageWarning,

@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 import autoeidetic
-from autoeidetic.errors import LearningWarning
+from autoeidetic.checkpoint import saving
+from autoeidetic.checkpoint.record import fingerprint
+from autoeidetic.errors import CheckpointError, LearningWarning
 from autoeidetic.tasks.reference import environment
 from checkpoint.saved_by_0_1 import make
 
@@ -82,3 +85,40 @@ def test_a_task_that_was_stopped_in_the_middle_goes_on(
     net.finish_task()
     net.router = None
     same(net, "mlp", "training", known)
+
+
+class Spare(nn.Module):
+    """Has a layer that no output reads, as the pooler of an encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pooler = nn.Linear(8, 4)
+        self.first, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.first(x)))
+
+
+#: Version 0.1 wrote one or the other for the same model, by the order of a set of names.
+ORDERS = ["ecb6a9887487c87b1027ecc37f09f603", "7f9ce397c572ba7d0d9a40cd7d65721a"]
+
+
+@pytest.mark.parametrize("noted", [*ORDERS, "0" * 32])
+def test_units_of_unused_parameters_in_another_order(
+    noted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(2, 6)
+    net = autoeidetic.convert(Spare(), x)
+    net.prepare_for_task(0, num_classes=2)
+    net.prune(0.5)
+    net.finish_task()
+    there = lambda plan: {**fingerprint(plan), "classes of elements": noted}  # noqa: E731
+    monkeypatch.setattr(saving, "fingerprint", there)
+    net.save(tmp_path / "net")
+    if noted not in ORDERS:
+        with pytest.raises(CheckpointError, match="units of elements differ"):
+            autoeidetic.load(tmp_path / "net", Spare())
+        return
+    loaded = autoeidetic.load(tmp_path / "net", Spare())
+    assert torch.equal(loaded.eval()(x, task=0), net.eval()(x, task=0))
+    assert autoeidetic.audit(tmp_path / "net", Spare()).ok

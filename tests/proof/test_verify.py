@@ -176,3 +176,21 @@ def test_without_a_seal(life: lives.Life) -> None:
     assert report.ok
     assert "net.seal() takes one" in str(report)
     life.finish()
+
+
+class WritesInEvalMode(Net):
+    def train(self, mode: bool = True) -> WritesInEvalMode:
+        super().train(mode)
+        if not mode:
+            with torch.no_grad():
+                self.a.weight.clamp_(-0.1, 0.1)
+        return self
+
+
+def test_weights_that_a_model_writes_on_a_change_of_mode_are_put_back() -> None:
+    net = lives.Life(WritesInEvalMode(), X).first_task().second_task().net.train()
+    with torch.no_grad():
+        net.backbone.a.weight.add_(0.7)
+    net.pins.impose()
+    with lives.unchanged(net):
+        assert net.verify(X).ok

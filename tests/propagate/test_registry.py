@@ -210,3 +210,9 @@ def test_a_rule_that_returns_nothing(forget: None) -> None:
 
     with pytest.raises(RuleError):
         autoeidetic.analyze(Swaps(), torch.rand(5, 4))
+
+
+def test_a_conversion_warns_at_the_callers_line() -> None:
+    with pytest.warns(UnhandledOperatorWarning) as caught:
+        autoeidetic.convert(Swaps(), torch.rand(5, 4))
+    assert {warning.filename for warning in caught} == {__file__}

@@ -493,3 +493,16 @@ def test_infinite_masks_are_no_divergence() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.equal(life.net(x, task=0), life.said[0][0])
+
+
+def test_the_warning_names_the_callers_line() -> None:
+    net = started(Conv).net.eval()
+    with pytest.warns(DivergenceWarning, match="the inputs hold") as inputs:
+        net(X * math.inf, task=0)
+    with torch.no_grad():
+        net.backbone.stem.weight.fill_(math.nan)
+    with pytest.warns(DivergenceWarning, match="task 1 has diverged") as alone:
+        net(X, task=0)
+    with pytest.warns(DivergenceWarning, match="task 1 has diverged") as together:
+        net(X, task="all")
+    assert {each.filename for each in (*inputs, *alone, *together)} == {__file__}

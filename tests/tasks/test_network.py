@@ -581,3 +581,13 @@ def test_two_processes(tmp_path: Any) -> None:
     torch.multiprocessing.spawn(process, (port, str(tmp_path)), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_completion_shows_what_is_for_users() -> None:
+    net = autoeidetic.convert(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), torch.randn(2, 4))
+    shown = {name for name in dir(net) if name[0] != "_"} - set(dir(nn.Sequential()))
+    methods = {name for name in vars(autoeidetic.EideticNet) if name[0] != "_"}
+    drawings = {"drawing", *(f"to_{kind}" for kind in "html svg png dot mermaid graphml".split())}
+    documented = {"backbone", "heads", "tasks", "open_task", "router", "check_calls", "call_plan"}
+    assert shown == methods - set(dir(nn.Module())) | drawings | documented
+    assert callable(net.settle)  # rooms use it all the same
