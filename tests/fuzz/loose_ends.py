@@ -31,10 +31,13 @@ class Asker:
     def __init__(self, net: EideticNet, call: Call, task: int) -> None:
         self.said: list[Tensor] | None = None
         self.error: BaseException | None = None
+        self._threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._ask, args=(net, call, task), daemon=True)
 
     def _ask(self, net: EideticNet, call: Call, task: int) -> None:
         try:
+            # holds for one thread only: a new one computes with the default number, in other bits
+            torch.set_num_threads(self._threads)
             self.said = ask(net, call, task)
         except BaseException as error:
             self.error = error
