@@ -60,7 +60,9 @@ def draw_groups(
             readers=_names(places[number].readers),
             couplers=_names(places[number].couplers),
             bonds=tuple(_bond(bond, ids) for bond in group.bonds),
-            requires=tuple(nodes_of[node] for node in requires(deps.graph, node_of(group.name))),
+            requires=tuple(
+                nodes_of[node] for node in requires(deps.analysis.graph, node_of(group.name))
+            ),
             locked=_reason(locks.get(group.name)),
         )
         for number, group in enumerate(deps.groups)
