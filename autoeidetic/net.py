@@ -35,8 +35,12 @@ from .training.epochs import StepFunction
 Self = TypeVar("Self", bound="EideticNet")
 #: Tensors made under ``torch.inference_mode()`` could not be trained later.
 _trainable = torch.inference_mode(mode=False)
-#: Attributes of the core that are documented for users; the others are for the rooms.
-_FOR_USERS = frozenset("backbone heads tasks open_task router check_calls call_plan".split())
+#: Attributes of the core that are for the rooms and not for users.
+_FOR_ROOMS = frozenset(
+    "analysed_types call calls examples finite_values guards has_fused_layers head_templates "
+    "keep_head number original_hooks owners pass_lock pins recycle runtime slots spreads unfit "
+    "visible".split()
+)
 
 
 class EideticNet(Drawable, Network):
@@ -470,8 +474,8 @@ class EideticNet(Drawable, Network):
 
     def __dir__(self) -> list[str]:
         """Names for users: completion leaves out what the rooms use of the core."""
-        core = {"pins", *vars(Network), *vars(self)} - {*dir(nn.Module), "training", *_FOR_USERS}
-        return sorted(set(super().__dir__()) - {name for name in core if name[:1] != "_"})
+        methods = {name for name in vars(Network) if name[:1] != "_"} - {"tasks", "open_task"}
+        return sorted(set(super().__dir__()) - (methods - set(dir(nn.Module))) - _FOR_ROOMS)
 
     @exclusive
     def _apply(self: Self, fn: Any, recurse: bool = True) -> Self:

@@ -13,7 +13,6 @@ out.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..common.inputs import CallInputs
+from ..common.process_state import module_call_lock
 from ..common.torch_modes import unsupported_tensor
 from ..common.undisturbed import undisturbed
 from ..errors import AutoeideticError, CaptureError, InputError, Place
@@ -32,8 +32,6 @@ from .decisions import given_away
 from .graph import Capture
 from .recorder import Recorder
 
-#: ``nn.Module.__call__`` is patched during a run, for all threads: one run at a time.
-_MODULE_CALL_LOCK = threading.RLock()
 _SETS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
@@ -150,7 +148,7 @@ def captured_part(error: BaseException | None) -> Capture | None:
 
 def _record(recorder: Recorder, model: nn.Module, inputs: CallInputs) -> Any:
     with (
-        _MODULE_CALL_LOCK,
+        module_call_lock,
         # autocast is off: it would add casts to the graph that are none of the model's
         undisturbed(
             model,

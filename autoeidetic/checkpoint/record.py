@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import blake2b
-from importlib.metadata import PackageNotFoundError, version
 from itertools import permutations
 from typing import Any, TypeVar
 
 import numpy as np
 
+from ..common.environment import version_of
 from ..errors import CheckpointError
 from ..plan.call_plan import CallPlan
 from ..plan.plan import Plan
@@ -196,14 +196,8 @@ def _dict(kind: type[Kind], value: Any) -> dict[str, Kind]:
 
 def versions() -> dict[str, str]:
     """The versions of the packages that decide how a model is built and analysed."""
-    return {name: _version(name) for name in ("autoeidetic", "torch", "timm", "torchvision")}
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:  # used from a checkout
-        return "(not installed)"
+    packages = ("autoeidetic", "torch", "timm", "torchvision")
+    return {name: version_of(name) or "(not installed)" for name in packages}
 
 
 def fingerprint(call_plan: CallPlan) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..common.tables import html, line, table
+from ..common.tables import line, notebook_html, table
 
 HELD, CHANGED, OUTPUTS, CONVERTED, UNSEALED = "held", "changed", "outputs", "converted", "unsealed"
 _NAMES = 5
@@ -161,7 +161,7 @@ class Audit:
         )
 
     def _repr_html_(self) -> str:
-        return html(str(self))
+        return notebook_html(str(self))
 
 
 def _seal(task: TaskAudit) -> str:

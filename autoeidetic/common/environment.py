@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -37,13 +37,20 @@ def seeds(given: Mapping[str, int] | int | None) -> dict[str, int]:
 
 def versions() -> dict[str, str]:
     """The versions of Python and of the packages that the bits of results depend on."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    found = {package: version_of(package) for package in _PACKAGES}
+    return {"python": platform.python_version(), **{p: own for p, own in found.items() if own}}
+
+
+def version_of(package: str) -> str:
+    """The version of an installed package; empty when it is not installed.
+
+    >>> version_of("no-such-package")
+    ''
+    """
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

@@ -34,6 +34,11 @@ use the names below; no other module of the package keeps such state.
     Written by ``enforce.guard``, when the first module of a class is guarded. Stays: one entry for
     each class.
 
+``module_call_lock``
+    Why: a capture replaces ``nn.Module.__call__`` while it runs, for all threads of the process, so
+    that only one capture may run at a time. Modules of other models are called as before.
+    Taken by ``capture.capture``. Stays.
+
 ``held_locks``
     Why: a forked child closes its copies of the descriptors of lock files, so that a worker that
     outlives a killed run does not keep the run's lock.
@@ -56,6 +61,7 @@ routers), and cached results of pure functions (schemas of operators, files of a
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
@@ -73,6 +79,8 @@ network_numbers = itertools.count(1)
 pass_lock_numbers = itertools.count()
 #: The guarded subclass of each class.
 guarded_classes: dict[type, type] = {}
+#: Held while ``nn.Module.__call__`` is replaced.
+module_call_lock = threading.RLock()
 #: Descriptors of the lock files that this process holds.
 held_locks: set[int] = set()
 #: By the hash of an architecture, how to build it.

@@ -45,6 +45,6 @@ def line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def html(text: str) -> str:
-    """A table for a notebook."""
+def notebook_html(text: str) -> str:
+    """A table as a notebook shows it."""
     return f"<pre>{escape(text)}</pre>"

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from html import escape
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..common.bits import different, finite
+from ..common.tables import notebook_html
 from ..common.undisturbed import seed_generators, undisturbed
 from ..errors import EnforcementError, TaskError
 from ..tasks.network import Network
@@ -101,7 +101,7 @@ class Verification:
         return "nothing moved"
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        return notebook_html(str(self))
 
 
 def verify(net: Network, args: Any, kwargs: Any, *, rounds: int, seed: int) -> Verification:

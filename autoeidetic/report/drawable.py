@@ -7,6 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..common.tables import notebook_html
+
 if TYPE_CHECKING:
     from ..draw.elements import Drawing
 
@@ -77,7 +79,7 @@ class Drawable:
         return str(self)
 
     def _repr_html_(self) -> str:
-        table = f"<pre>{escape(self._summary())}</pre>"
+        table = notebook_html(self._summary())
         page = self.to_html()
         if len(page) > _LARGEST_INLINE:
             return table

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.tables import html, line, number, table
+from ..common.tables import line, notebook_html, number, table
 from ..errors import InputError
 
 
@@ -143,7 +143,7 @@ class AccuracyMatrix:
         return f"{table(rows)}\n{', '.join(facts)}"
 
     def _repr_html_(self) -> str:
-        return html(str(self))
+        return notebook_html(str(self))
 
 
 def _square(rows: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..common.tables import html, table
+from ..common.tables import notebook_html, table
 
 
 @dataclass(frozen=True)
@@ -88,4 +88,4 @@ class Bitwise:
         return f"{table(rows)}\n{verdict[self.ok]}"
 
     def _repr_html_(self) -> str:
-        return html(str(self))
+        return notebook_html(str(self))

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..common.digests import Digest
-from ..common.tables import html, line, number, table
+from ..common.tables import line, notebook_html, number, table
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Evaluation:
         return f"{text}\n{self.note}" if self.note else text
 
     def _repr_html_(self) -> str:
-        return html(str(self))
+        return notebook_html(str(self))
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..common import distributed, environment, files
-from ..common.tables import html, line, number, table
+from ..common.tables import line, notebook_html, number, table
 from ..errors import InputError
 from .accuracy_matrix import AccuracyMatrix
 from .bitwise import Bitwise
@@ -323,7 +323,7 @@ class Run:
         return f"{table(rows)}\n{str(matrix).splitlines()[-1]}\n{self.bitwise}"
 
     def _repr_html_(self) -> str:
-        return html(str(self))
+        return notebook_html(str(self))
 
     # -- files ---------------------------------------------------------------------------------
 

@@ -6,8 +6,8 @@
         part               for each task: its slice of the output, masked to what it may see
         second opinion     only where a finished task's answer is not finite
 
-A network without norms per task answers for several tasks in one pass (``joint``): the heads'
-results lie side by side in the output and are cut apart afterwards.
+One pass answers for several tasks (``joint``) where nothing but element-wise operators and views
+follows the heads: their results lie side by side in the output and are cut apart afterwards.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..capture.names import layer_of
-from ..common.tables import html, table
+from ..common.tables import notebook_html, table
 from ..enforce.owners import FREE, Owners
 from ..plan.call_plan import CallPlan
 from ..propagate.values import array, core, varies
@@ -67,7 +67,7 @@ class Capacity:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return html(str(self))
+        return notebook_html(str(self))
 
 
 def network_capacity(network: Network) -> Capacity:

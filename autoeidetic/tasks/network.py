@@ -1,7 +1,7 @@
 """Network: the core of a converted network.
 
 Holds everything that a network consists of, and takes the steps in the life of a task whole or not
-at all. Pins and guards are derived from the owners, and made anew whenever those change: nothing
+at all. Pins and guards are derived from the owners, and made again whenever those change: nothing
 that protects a task lives in a loose attribute.
 
 Other rooms use the public names of this class; users meet :class:`autoeidetic.EideticNet`, which
@@ -12,7 +12,7 @@ listed in :mod:`autoeidetic.common.process_state`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
@@ -273,7 +273,7 @@ class Network(nn.Module):
         self._tasks[index] = replace(self._tasks[index], **changes)
 
     def adopt_tasks(self, tasks: Iterable[Task]) -> None:
-        """Take over the task records of a saved network; ``settle`` must follow."""
+        """Take over other task records; ``settle`` must follow if owners or heads change, too."""
         self._tasks = list(tasks)
 
     @contextmanager
@@ -357,7 +357,7 @@ class Network(nn.Module):
             guard(self.backbone.get_submodule(path), found.get(path))
         self.guards = found
 
-    def unguarded(self) -> Any:
+    def unguarded(self) -> AbstractContextManager[None]:
         """A context in which the backbone has no guards, to look at it; not to run tasks."""
         return unguarded(self)
 

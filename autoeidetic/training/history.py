@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from html import escape
 from typing import Any
+
+from ..common.tables import notebook_html
 
 
 @dataclass(frozen=True)
@@ -56,4 +57,4 @@ class TaskHistory:
         )
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        return notebook_html(str(self))

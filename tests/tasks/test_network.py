@@ -591,3 +591,5 @@ def test_completion_shows_what_is_for_users() -> None:
     documented = {"backbone", "heads", "tasks", "open_task", "router", "check_calls", "call_plan"}
     assert shown == methods - set(dir(nn.Module())) | drawings | documented
     assert callable(net.settle)  # rooms use it all the same
+    net.note = "mine"
+    assert "note" in dir(net)

@@ -20,13 +20,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
+
+from ...common.environment import version_of
 
 GIB = 2**30
 #: Libraries whose versions are recorded, because they affect the measurements.
@@ -249,7 +250,7 @@ def setting(*packages: str, records: Iterable[Record] = ()) -> Record:
 
 def versions() -> dict[str, str]:
     """The versions of the installed libraries."""
-    return {name: _version(name) for name in LIBRARIES if _version(name)}
+    return {name: version_of(name) for name in LIBRARIES if version_of(name)}
 
 
 def _all_versions(packages: Iterable[str], records: Iterable[Record]) -> dict[str, str]:
@@ -267,13 +268,6 @@ def setting_line(setting: Record) -> str:
 
 def _today() -> str:
     return time.strftime("%Y-%m-%d")
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _processor() -> str:

@@ -21,7 +21,7 @@ from ...errors import InputError
 from ...propagate.values import core, varies
 
 if TYPE_CHECKING:
-    from ...tasks.network import Network
+    from ..network import Network
 
 Array = np.ndarray
 #: (network, batch) -> the loss on it.
