@@ -21,10 +21,12 @@ data flow. A room imports only from those above it.
 | `training` | trains, prunes and finishes one task, and resumes where it was stopped |
 | `checkpoint` | saves a network to one file, loads it and audits the file |
 | `report` | the result of an analysis, as tables, graphs and JSON |
+| `extract` | cuts some tasks out of a network, as a program of their own |
 | `analyze` | the front door to capture, propagate, couple, plan and report |
 | `draw` | draws models and networks as HTML, SVG, PNG, DOT, Mermaid, GraphML and JSON |
 | `net` | `EideticNet`, the network that users call, with a method for each step above |
 | `convert` | makes an `EideticNet` from a model |
+| `slim` | prunes any model to a smaller program, without tasks |
 | `load` | makes an `EideticNet` from a file |
 | `learn` | learns, evaluates and records a whole sequence of tasks |
 | `commands` | the command line, one module for each command |
@@ -45,6 +47,7 @@ from .net import EideticNet
 from .propagate.rules import rule
 from .results import Run, evaluate
 from .routing import router
+from .slim import slim
 from .tasks.pruning.scores import score
 from .training import TrainConfig
 
@@ -66,6 +69,7 @@ __all__ = [
     "router",
     "rule",
     "score",
+    "slim",
     "visualize",
 ]
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from .common.inputs import check_module
 from .errors import InputError, UnhandledOperatorError, UnhandledOperatorWarning, warn_user
+from .extract.program import Program, in_modules, inputs_of
 from .plan.analysis import run_analysis
 from .report.dependencies import Dependencies
 
@@ -20,9 +21,9 @@ def analyze(
     Args:
         model: any ``nn.Module``, on any device (``meta`` too).
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword
-            arguments. May be left out for timm, torchvision and transformers models. A list
-            holds several examples, which are analysed as one: it shows all the paths that a
-            model with branches can take.
+            arguments. May be left out for timm, torchvision and transformers models and for
+            programs. A list holds several examples, which are analysed as one: it shows all the
+            paths that a model with branches can take.
         on_unhandled: what to do about an operator that has neither a rule nor a decomposition:
             ``"warn"`` and mix everything it reads, or ``"raise"``.
 
@@ -47,7 +48,7 @@ def analyze(
         raise InputError(
             f"on_unhandled={on_unhandled!r} is unknown", remedy='use "warn" or "raise"'
         )
-    analysis = run_analysis(model, example_inputs)
+    analysis = run_analysis(*analysable(model, example_inputs))
     for unhandled in analysis.unhandled:
         if on_unhandled == "raise":
             raise UnhandledOperatorError(
@@ -56,3 +57,10 @@ def analyze(
         text = f"{unhandled.reason}\n  where: {unhandled.place}\n  remedy: {unhandled.remedy}"
         warn_user(text, UnhandledOperatorWarning)
     return Dependencies(analysis)
+
+
+def analysable(model: nn.Module, example_inputs: Any = None) -> tuple[nn.Module, Any]:
+    """What is analysed of a model: a program takes the modules of the user's model again."""
+    if not isinstance(model, Program):
+        return model, example_inputs
+    return in_modules(model), inputs_of(model) if example_inputs is None else example_inputs

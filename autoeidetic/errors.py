@@ -114,6 +114,10 @@ class CheckpointError(AutoeideticError):
     """A file is not a saved network, is damaged, cannot be written, or does not fit the model."""
 
 
+class ExtractionError(AutoeideticError):
+    """A task, or a smaller model, cannot be made a program of its own."""
+
+
 class MissingPackageError(AutoeideticError):
     """A feature needs a package that is not installed."""
 

@@ -1,28 +1,39 @@
-"""``load`` and ``audit``: a saved network, opened or examined."""
+"""``load`` and ``audit``: a saved network or program, opened or examined."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 from torch import nn
 
 from . import checkpoint
 from .checkpoint import Audit
 from .convert import convert
+from .errors import InputError
+from .extract import files
 from .net import EideticNet
 
 
-def load(path: Any, model: nn.Module | None = None) -> EideticNet:
-    """Load a saved network, on the CPU and in the precision it had.
+@overload
+def load(path: Any, model: nn.Module) -> EideticNet: ...
+
+
+@overload
+def load(path: Any, model: None = None) -> Any: ...
+
+
+def load(path: Any, model: nn.Module | None = None) -> Any:
+    """Load a saved network or program, on the CPU and in the precision it had.
 
     From here on it behaves like the saved one, bit for bit. No code in the file is run. Only the
     start of an open task may be lost, if no seed reproduces it: then ``rollback()`` raises.
 
     Args:
-        path: a file that ``net.save`` wrote.
+        path: a file that ``net.save`` wrote, or a ``.safetensors`` file that ``program.save``
+            wrote.
         model: a new model built as the saved one was, with any values, on any device (``meta``
             too). It is copied without its values and not changed. It may be left out for models
-            that timm or torchvision build by name.
+            that timm or torchvision build by name. A program needs none.
 
     Example:
         >>> import tempfile, torch, autoeidetic
@@ -41,8 +52,13 @@ def load(path: Any, model: nn.Module | None = None) -> EideticNet:
     Raises:
         CheckpointError: the file is missing, damaged or something else; it does not tell how to
             build the model; the model is not the saved one.
+        InputError: a model was passed for a program.
     """
-    return checkpoint.load(path, model, convert)
+    if not files.is_program(path):
+        return checkpoint.load(path, model, convert)
+    if model is not None:
+        raise InputError(f"'{path}' holds a program, which needs no model", remedy="omit model")
+    return files.load(path)
 
 
 def audit(path: Any, model: nn.Module | None = None, *, digest: str | None = None) -> Audit:

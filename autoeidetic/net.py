@@ -21,6 +21,8 @@ from . import routing, training
 from .checkpoint import save
 from .common.batches import default_loss
 from .enforce.pass_lock import exclusive
+from .extract.extract import extract
+from .extract.program import Program
 from .proof import recheck, seals
 from .proof.verify import Verification, verify
 from .report.drawable import Drawable
@@ -434,6 +436,41 @@ class EideticNet(Drawable, Network):
             NonFiniteError: features are infinite or NaN.
         """
         return routing.predict(self, args, kwargs)
+
+    # -- programs ------------------------------------------------------------------------------
+
+    @exclusive
+    def extract(self, task: int | str | Sequence[int | str]) -> Program:
+        """Make a program of one task: a small, dense, ordinary PyTorch module.
+
+        The program has only the units that the task uses, no masks and no guards, and needs this
+        package neither to run nor to be trained further. Its answers are those of the network
+        up to rounding, which is checked before it is returned.
+
+        Args:
+            task: a finished task, by number or name. A list makes one program that answers for
+                several tasks, with one pass of the body. "all" stands for all finished tasks;
+                with a router, the program then finds the task by itself and returns a dict with
+                ``task``, ``label`` and ``scores``.
+
+        Example:
+            >>> import torch, autoeidetic
+            >>> from torch import nn
+            >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+            >>> net = autoeidetic.convert(model, torch.randn(2, 4))
+            >>> net.prepare_for_task(0, num_classes=2); net.prune(0.5); net.finish_task()
+            >>> program = net.extract(0)
+            >>> program(torch.randn(5, 4)).shape
+            torch.Size([5, 2])
+            >>> {name: tuple(value.shape) for name, value in program.state_dict().items()}
+            {'0.weight': (4, 4), '0.bias': (4,), '2.weight': (2, 4), '2.bias': (2,)}
+
+        Raises:
+            TaskError: there is no such task, or it is not finished.
+            ExtractionError: the model's path depends on data, or the program differs from the
+                network; the error names the operator, the module and the line.
+        """
+        return extract(self, task)
 
     # -- reports -------------------------------------------------------------------------------
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
-from autoeidetic.commands.benchmark.records import analysed, verified
+from autoeidetic.commands.benchmark.records import analysed, extracted, torch_pruning, verified
 from autoeidetic.commands.benchmark.runner import Record
 
 BEGIN, END = "<!-- results: written by benchmarks/report.py -->", "<!-- end of results -->"
@@ -57,6 +58,15 @@ def _model_set(name: str, options: str) -> Callable[[Record], Iterator[Row]]:
         else:
             share = sum(map(analysed, models)) / len(models)
             yield Row(f"{name}: analysed", f"{share:.1%} of {len(models):,} models", command)
+
+        if any("extract" in model for model in models):
+            asked = [model for model in models if "extract" in model]
+            halved = sum(torch_pruning(model).get("stage") == "done" for model in asked)
+            what = f"{name}: a task with half of the units leaves as a small program, same outputs"
+            count = f"{sum(map(extracted, asked))} of {len(asked)} models"
+            rest = f" (Torch-Pruning halves {halved})" if any(map(torch_pruning, asked)) else ""
+            extract = f"autoeidetic benchmark {options.partition(' ')[0]} --only extract"
+            yield Row(what, count + rest, extract)
 
     return rows
 
@@ -148,6 +158,22 @@ def _list(found: dict[str, float]) -> str:
     return ", ".join(f"{ratio:.2f} {model}" for model, ratio in found.items())
 
 
+def _programs(content: Record) -> Iterator[Row]:
+    """The medians over the models at the largest batch."""
+    rows = [row for model in content["models"] for row in model.get("rows", [])]
+    images = max((row["images"] for row in rows), default=0)
+    known = [model for model in content["models"] if model.get("rows")]
+    if known:
+        times = median(row["program_ratio"] for row in rows if row["images"] == images)
+        left = median(model["left"] for model in known)
+        yield Row(
+            f"Program of a task with half of the units, batches of {images}, times the plain model",
+            f"{times:.2f} of the time with {left:.2f} of the multiply-adds "
+            f"(medians of {len(known)} models)",
+            "python benchmarks/speed.py extract",
+        )
+
+
 ROWS: dict[str, Callable[[Record], Iterator[Row]]] = {
     "zoo-all": _model_set("All of timm", "--all --only analyze"),
     "zoo-families": _model_set("The smallest of each timm family", "--families --verify"),
@@ -170,4 +196,5 @@ ROWS: dict[str, Callable[[Record], Iterator[Row]]] = {
     "speed-eval": _ratios(
         "Evaluation with five tasks", "eval", lambda row: row == "5 finished tasks"
     ),
+    "speed-extract": _programs,
 }

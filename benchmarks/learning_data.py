@@ -91,7 +91,7 @@ def permuted_mnist(
     take 2.2 GB.
     """
     images = mnist(directory)
-    train, test = (_normalised(part, images) for part in (images.train, images.test))
+    train, test = (normalised(part, images) for part in (images.train, images.test))
     generator = torch.Generator().manual_seed(seed)
     orders = [torch.arange(784)] + [torch.randperm(784, generator=generator) for _ in range(tasks)]
     return [
@@ -133,7 +133,7 @@ def _split(images: Images, parts: Sequence[Sequence[int]]) -> list[TaskData]:
     for number, classes in enumerate(parts):
         few = [images.names[label] for label in classes] if len(classes) <= 2 else []
         train, test = (
-            _normalised(only(part, classes), images) for part in (images.train, images.test)
+            normalised(only(part, classes), images) for part in (images.train, images.test)
         )
         tasks.append(TaskData(" and ".join(few) or f"part {number}", len(classes), train, test))
     return tasks
@@ -151,7 +151,8 @@ def only(examples: Examples, classes: Sequence[int]) -> Examples:
     return Examples(examples.x[rows], y[rows])
 
 
-def _normalised(examples: Examples, images: Images) -> Examples:
+def normalised(examples: Examples, images: Images) -> Examples:
+    """The images as floats, with the mean and the deviation of their data set removed."""
     mean, std = (torch.tensor(values)[:, None, None] for values in (images.mean, images.std))
     return Examples(examples.x.float().div_(255).sub_(mean).div_(std), examples.y)
 

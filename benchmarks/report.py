@@ -22,7 +22,9 @@ from autoeidetic.commands.benchmark.runner import Record, setting_line
 from autoeidetic.commands.benchmark.summary import bullets, summary
 from autoeidetic.commands.benchmark.web_page import plot_coverage, plot_times
 from benchmarks import RESULTS, headline, learning_report, lives
+from benchmarks.slim_report import slim_report
 from benchmarks.speed_calls import calls_report
+from benchmarks.speed_extract import extract_report
 from benchmarks.speed_growth import growth_report
 from benchmarks.speed_import import import_report
 from benchmarks.speed_tables import bytes_report, compare_summary, cost_report, giant_report
@@ -152,6 +154,14 @@ def called(name: str, content: Record, images: Images) -> list[str]:
     return [calls_report(content["models"])]
 
 
+def programs(name: str, content: Record, images: Images) -> list[str]:
+    return [extract_report(content["models"])]
+
+
+def slimmed(name: str, content: Record, images: Images) -> list[str]:
+    return [slim_report(content["models"])]
+
+
 def lived(name: str, content: Record, images: Images) -> list[str]:
     return [lives.lives_report(content["models"])]
 
@@ -175,7 +185,7 @@ SECTIONS = (
     Section(
         "zoo-families",
         "The smallest model of each timm family",
-        f"{ZOO} --families --compare --verify --workers 2",
+        f"{ZOO} --families --compare --extract --verify --workers 2",
         model_set,
     ),
     Section(
@@ -191,6 +201,7 @@ SECTIONS = (
     Section("speed-prune", "Pruning", f"{SPEED} prune", costs),
     Section("speed-memory", "Memory", f"{SPEED} memory", sizes),
     Section("speed-calls", "Calls with sizes that no example had", f"{SPEED} calls", called),
+    Section("speed-extract", "Extracted programs", f"{SPEED} extract", programs),
     Section("speed-growth", "Growth", f"{SPEED} growth", growth),
     Section("speed-import", "Import", f"{SPEED} import", imports),
     Section("learning-permuted*", "Permuted MNIST", f"{LEARNING} permuted", learning),
@@ -199,6 +210,7 @@ SECTIONS = (
     Section("learning-pretrained*", "A pretrained network", f"{LEARNING} pretrained", learning),
     Section("learning-scores*", "Scores at the same capacity", f"{LEARNING} scores", learning),
     Section("learning-kills", "Thirty kills", f"{LEARNING} kills", learning),
+    Section("slim", "Smaller copies of trained networks", "python benchmarks/slim.py", slimmed),
     Section("lives", "Random lives", "python benchmarks/lives.py", lived),
     Section(
         "lives-without",

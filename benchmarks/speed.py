@@ -5,6 +5,7 @@
     python benchmarks/speed.py analyze --giant            # a billion parameters, on meta
     python benchmarks/speed.py step                       # also: eval, prune, memory
     python benchmarks/speed.py calls                      # sizes that no example had
+    python benchmarks/speed.py extract                    # programs, and Torch-Pruning's models
     python benchmarks/speed.py growth                     # with width, depth, tasks, share frozen
     python benchmarks/speed.py import                     # of the package, beyond that of torch
 
@@ -38,6 +39,7 @@ from autoeidetic.commands.benchmark.runner import (
 )
 from benchmarks import RESULTS
 from benchmarks.speed_calls import NETWORKS, calls, calls_report
+from benchmarks.speed_extract import MODELS, extract_report, extracted
 from benchmarks.speed_growth import POINTS, grown, growth_report
 from benchmarks.speed_import import import_report, imported
 from benchmarks.speed_memory import memory
@@ -124,6 +126,7 @@ SECTIONS = {
     "prune": Section(prune, lambda: ["resnet50"], cost_report),
     "memory": Section(memory, lambda: BATCHES, bytes_report),
     "calls": Section(calls, lambda: NETWORKS, calls_report),
+    "extract": Section(extracted, lambda: MODELS, extract_report),
     "growth": Section(grown, lambda: POINTS, growth_report),
     "import": Section(imported, lambda: ["autoeidetic"], import_report),
 }

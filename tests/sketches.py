@@ -121,6 +121,23 @@ def tasks() -> dict[str, Any]:
     return sketch.drawing
 
 
+def leaving() -> dict[str, Any]:
+    """What leaves with a task: a quarter of one layer, and nothing of the other."""
+    drawing = tasks()
+    first, second = (n["id"] for n in drawing["nodes"] if n["label"] in ("first", "second"))
+    drawing["tasks"] = [{"name": "birds", "index": 0, "classes": 5}]
+    drawing["ownership"] = {
+        "groups": {},
+        "layers": {"first": [16], "second": [0]},
+        "leaving": {
+            "nodes": {first: [4, 8, 16, 64], second: [0, 8, 0, 64]},
+            "gone": [second],
+            "parameters": [16, 1280],
+        },
+    }
+    return drawing
+
+
 def hostile() -> dict[str, Any]:
     """Markup in every place that holds a name."""
     sketch = Sketch(HOSTILE[2])

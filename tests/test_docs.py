@@ -73,6 +73,7 @@ def title(page: Path) -> str:
 RUNNING = [page for page in PAGES if blocks(page, "python")]
 WITH_EXAMPLES = {
     "README.md",
+    "docs/deploy.md",
     *(f"docs/{name}.md" for name in "quickstart how-it-works training routing auditing".split()),
     *(f"docs/{name}.md" for name in "command-line own-operators migrating visualizer".split()),
     *(f"docs/tutorials/{name}.md" for name in "own-loop pretrained vision-transformer".split()),

@@ -16,7 +16,8 @@ PACKAGE = Path(autoeidetic.__file__).parent
 #: Rooms and modules of the front door. Each imports only those before it.
 ORDER = (
     "errors common capture propagate couple plan enforce calls tasks proof routing results "
-    "training checkpoint report analyze draw net convert load learn __init__ commands __main__"
+    "training checkpoint report extract analyze draw net convert slim load learn __init__ commands "
+    "__main__"
 ).split()
 #: The one lazy import: what can be drawn is made before the room that draws it.
 LAZY = {("report.drawable", "draw")}
@@ -80,7 +81,8 @@ FOREIGN = {
     "_C", "_functorch", "_get_dispatch_mode", "_TorchDispatchModeKey", "_get_tracing_state",
     "_disabled_torch_dispatch_impl", "_set_tracing_state", "_len_torch_dispatch_stack",
     "_current_graph_task_id", "_ops", "_VF", "_schema", "_overloadname", "_overloadpacket",
-    "_local_scalar_dense", "_guards_code", "_dynamo_marked_constant", "_cdata", "_version",
+    "_local_scalar_dense", "_to_copy", "_guards_code", "_dynamo_marked_constant", "_cdata",
+    "_version",
     "_BatchNorm", "_NormBase", "_parameters", "_buffers", "_modules", "_forward_hooks",
     "_forward_pre_hooks", "_global_forward_hooks", "_global_forward_pre_hooks",
     "_non_persistent_buffers_set", "_apply", "_getframe",

@@ -45,8 +45,11 @@ class _RunError(Exception):
         self.captured = captured
 
 
-def capture(model: nn.Module, *inputs: CallInputs) -> Capture:
+def capture(model: nn.Module, *inputs: CallInputs, real: bool = False) -> Capture:
     """Record calls of ``model`` in eval mode in one graph, leaving the model as it was.
+
+    With ``real`` the run is on real tensors: every constant then has its values, also one that the
+    code makes on the device of an input.
 
     Raises:
         CaptureError: the model runs neither on meta tensors nor on real ones.
@@ -55,7 +58,7 @@ def capture(model: nn.Module, *inputs: CallInputs) -> Capture:
     # meta first: no arithmetic, no memory, so a model with billions of parameters takes seconds;
     # and no value can be looked at by mistake
     try:
-        return _run(model, inputs, "meta")
+        return _run(model, inputs, "real" if real else "meta")
     except _RunError as first:
         # mostly code that looks at data, which meta tensors do not have
         if any(t.is_meta for t in (*model.parameters(), *model.buffers())):

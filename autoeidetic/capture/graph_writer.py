@@ -75,6 +75,14 @@ class GraphWriter:
         self._constant_nodes[id(tensor)] = (tensor, node)
         return node
 
+    def keep_constants(self, written: Tensor) -> None:
+        """Constants that share the memory of a tensor keep their values: it will be written."""
+        memory = written.untyped_storage()._cdata
+        for key, (tensor, node) in list(self._constant_nodes.items()):
+            if node.target in self.constants and tensor.untyped_storage()._cdata == memory:
+                node.meta["const"] = self.constants[str(node.target)] = tensor.clone()
+                del self._constant_nodes[key]  # it is another constant from here on
+
     def place(self, func: Any = "") -> Place:
         """The place that the model is executing, for messages."""
         return Place(self._stack.path, str(func), calling_line(self._entrance))

@@ -181,6 +181,7 @@ class Recorder:
         own = self._aliases.is_own(target)
         # constants into a constant of this run (a mask that is filled row by row): just do it
         if not live and own:
+            self._writer.keep_constants(target)
             return func(*args, **kwargs)
         if schema.changes_view:  # t_() and the like: other strides, the same memory
             node = self._aliases.call(schema.functional, args, kwargs)
@@ -194,6 +195,7 @@ class Recorder:
         before = self._aliases.before_write(target)
         node = self._aliases.call(schema.functional, args, kwargs)
         describe(node, target)
+        self._writer.keep_constants(target)
         self._execution.write(func, args, kwargs, own)
         self._aliases.written(target, node, before)
         return target

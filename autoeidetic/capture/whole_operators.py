@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 aten = torch.ops.aten
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 #: The operator, its positional arguments and, where it has some, its keyword arguments; None where
 #: the function must be split after all.
 Bound = tuple[Any, tuple[Any, ...]] | tuple[Any, tuple[Any, ...], dict[str, Any]] | None
@@ -181,10 +182,10 @@ WHOLE: dict[Any, Callable[..., Bound]] = {
         )
         for dims in (1, 2, 3)
     },
-    **{
-        getattr(torch._VF, name): _recurrent(name)
-        for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
-    },
+    **{getattr(torch._VF, name): _recurrent(name) for name in _RECURRENT},
+    # programs call these operators themselves
+    **{getattr(aten, name).input: _recurrent(name) for name in _RECURRENT},
+    **{getattr(aten, name).data: _recurrent(name) for name in _RECURRENT},
 }
 
 

@@ -24,6 +24,8 @@ COMMANDS = {
     "visualize": "draw the channel dependencies of a model",
     "train": "learn a folder of images for each task, one task after another",
     "verify": "check that a saved network is unchanged since its tasks were finished",
+    "extract": "write the program of a task: a small, dense, ordinary PyTorch module",
+    "slim": "write a smaller model, which keeps a part of the units",
     "benchmark": "convert many models and report the results",
 }
 

@@ -130,6 +130,22 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return description, tensors
 
 
+def kind(path: Path) -> str:
+    """What a file says that it holds, read from its header alone; empty for a network.
+
+    Nothing is checked: for a file that cannot be read, :func:`read` tells why.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    unreadable = (OSError, SafetensorError, CheckpointError, ValueError, RecursionError)
+    with suppress(*unreadable, KeyError, TypeError):
+        _check_kind(path)
+        with safe_open(path, framework="pt") as file:
+            outer = json.loads((file.metadata() or {})[_KEY])
+        return str(outer["network"]["kind"])
+    return ""
+
+
 def examine(path: Path) -> tuple[Any, dict[str, Tensor], DamageError | None]:
     """The description and tensors of a file that may be damaged, and its damage if there is any.
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from ..analyze import analyze
+from ..analyze import analysable, analyze
 from ..capture.capture import capture, captured_part
 from ..capture.graph import Capture, place
 from ..common.inputs import example_calls
@@ -31,6 +31,7 @@ def attempt(model: nn.Module, example_inputs: Any = None, title: str = "") -> Dr
     except AutoeideticError as error:
         part = captured_part(error)
         if part is None and not isinstance(error, CaptureError):  # it failed in the analysis
+            model, example_inputs = analysable(model, example_inputs)
             part = capture(model, *example_calls(model, example_inputs))
         return failed(error, part, title or type(model).__name__)
 

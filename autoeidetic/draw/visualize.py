@@ -14,7 +14,7 @@ from .drawing import describe
 from .elements import Drawing
 from .failure import attempt
 from .formats import save
-from .network import analyzed
+from .network import analyzed, with_leaving
 
 
 def visualize(
@@ -25,6 +25,7 @@ def visualize(
     title: str = "",
     format: str | None = None,
     depth: int | None = None,
+    task: Any = None,
 ) -> Drawing:
     """Draw the channel dependencies of a model.
 
@@ -32,8 +33,8 @@ def visualize(
     place (``drawing.failure``).
 
     Args:
-        model: a model, the result of :func:`autoeidetic.analyze`, or a converted network, which
-            is drawn with its tasks.
+        model: a model, a program, the result of :func:`autoeidetic.analyze`, or a converted
+            network, which is drawn with its tasks.
         path: a file to write: ``.html``, ``.svg``, ``.png``, ``.dot``, ``.mmd`` (Mermaid),
             ``.graphml`` or ``.json``.
         example_inputs: as for :func:`autoeidetic.analyze`.
@@ -41,6 +42,8 @@ def visualize(
         format: one of these endings, if the file name has another.
         depth: how deep modules are opened in ``.svg``, ``.png``, ``.dot`` and ``.mmd``; by
             default as deep as the drawing stays readable.
+        task: tasks of a network, as for :meth:`autoeidetic.EideticNet.extract`: the drawing shows
+            what leaves with their program, and the rest faded.
 
     Example:
         >>> import torch, autoeidetic
@@ -51,13 +54,23 @@ def visualize(
         ('small', [8])
 
     Raises:
-        InputError: inputs are missing, or the format or the directory does not exist.
+        InputError: inputs are missing, the format or the directory does not exist, or a task is
+            given for something that has none.
+        TaskError: the network has no such task, or it is not finished.
         MissingPackageError: ``.svg`` and ``.png`` need ``pip install "autoeidetic[viz]"``.
     """
+    if task is not None and not isinstance(model, Network):
+        raise InputError(
+            f"visualize() was given task={task!r} and {with_article(type(model).__qualname__)}, "
+            "which has no tasks",
+            remedy="omit task, or pass a converted network",
+        )
     if isinstance(model, Dependencies):
         drawing = describe(model, title=title)
     elif isinstance(model, Network):
         drawing = describe(analyzed(model), model, title)
+        if task is not None:
+            drawing = with_leaving(drawing, model, task)
     elif isinstance(model, nn.Module):
         drawing = attempt(model, example_inputs, title)
     else:

@@ -52,6 +52,7 @@ class Runtime:
     inside: str | None = None  # innermost running module with norms per level or run per level
     counting: bool = True  # runs of guarded modules are counted, also in compiled parts
     features: dict[str, torch.Tensor] | None = None
+    stock_norms: bool = False  # norms per level are computed by stock operators, up to rounding
 
 
 @dataclass

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..errors import EnforcementError, Place
 from .guard import CallCounter, Runtime
-from .kernels import level_norms, restricted_backward, statistics
+from .kernels import level_norms, restricted_backward, statistics, stock_norms
 
 _CONVOLUTIONS = frozenset({F.conv1d, F.conv2d, F.conv3d})
 _TRANSPOSED = frozenset({F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d})
@@ -279,7 +279,7 @@ class LevelNorms(_Treatment):
         table = tables[number]
         if table is None:
             return func(*args, **kwargs)
-        restrict = self.runtime.restrict
+        restrict = None if self.runtime.stock_norms else self.runtime.restrict
         if func in (F.rms_norm, torch.rms_norm):
             return _rms_norm(table, restrict, *args, **kwargs)
         if func in (F.group_norm, torch.group_norm):
@@ -298,7 +298,7 @@ class LevelNorms(_Treatment):
 
 def _layer_norm(
     table: level_norms.LevelTable,
-    restrict: bool,
+    restrict: bool | None,
     input: Tensor,
     normalized_shape: Any,
     weight: Tensor | None = None,
@@ -306,23 +306,27 @@ def _layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Tensor:
+    if restrict is None:
+        return stock_norms.layer_norm(input, table, weight, bias, eps)
     return level_norms.layer_norm(input, table, weight, bias, eps, restrict=restrict)
 
 
 def _rms_norm(
     table: level_norms.LevelTable,
-    restrict: bool,
+    restrict: bool | None,
     input: Tensor,
     normalized_shape: Any,
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
+    if restrict is None:
+        return stock_norms.rms_norm(input, table, weight, eps)
     return level_norms.rms_norm(input, table, weight, eps, restrict=restrict)
 
 
 def _group_norm(
     table: level_norms.LevelTable,
-    restrict: bool,
+    restrict: bool | None,
     input: Tensor,
     num_groups: int,
     weight: Tensor | None = None,
@@ -330,4 +334,6 @@ def _group_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Tensor:
+    if restrict is None:
+        return stock_norms.group_norm(input, num_groups, table, weight, bias, eps)
     return level_norms.group_norm(input, num_groups, table, weight, bias, eps, restrict=restrict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..common.tables import notebook_html
 
@@ -18,19 +18,22 @@ _LARGEST_INLINE = 6_000_000
 
 
 class Drawable:
-    """Gives an analysis and a network their drawings.
+    """Gives an analysis, a network and a program their drawings.
 
-    The room ``draw`` imports both, so it comes later, and is imported when something is drawn. It
+    With ``task`` the drawing of a network shows what leaves with the program of this task, and the
+    rest faded; see :meth:`autoeidetic.EideticNet.extract` for what it may be.
+
+    The room ``draw`` imports them, so it comes later, and is imported when something is drawn. It
     is the only room that an earlier one imports.
     """
 
-    def drawing(self, title: str = "") -> Drawing:
+    def drawing(self, title: str = "", *, task: Any = None) -> Drawing:
         """The description that all formats are made from."""
         from ..draw.visualize import visualize
 
-        return visualize(self, title=title)  # type: ignore[arg-type]
+        return visualize(self, title=title, task=task)  # type: ignore[arg-type]
 
-    def to_html(self, path: FilePath | None = None, *, title: str = "") -> str:
+    def to_html(self, path: FilePath | None = None, *, title: str = "", task: Any = None) -> str:
         """One page that works offline, with everything to click on; written to ``path`` if given.
 
         Example:
@@ -40,36 +43,48 @@ class Drawable:
             >>> deps.to_html().startswith("<!doctype html>")
             True
         """
-        return self._rendered("html", path, title, None).decode()
+        return self._rendered("html", path, self.drawing(title, task=task), None).decode()
 
     def to_svg(
-        self, path: FilePath | None = None, *, title: str = "", depth: int | None = None
+        self,
+        path: FilePath | None = None,
+        *,
+        title: str = "",
+        depth: int | None = None,
+        task: Any = None,
     ) -> str:
         """A picture for papers; written to ``path`` if given. Needs the ``viz`` extra."""
-        return self._rendered("svg", path, title, depth).decode()
+        return self._rendered("svg", path, self.drawing(title, task=task), depth).decode()
 
     def to_png(
-        self, path: FilePath | None = None, *, title: str = "", depth: int | None = None
+        self,
+        path: FilePath | None = None,
+        *,
+        title: str = "",
+        depth: int | None = None,
+        task: Any = None,
     ) -> bytes:
         """The picture in pixels; written to ``path`` if given. Needs the ``viz`` extra."""
-        return self._rendered("png", path, title, depth)
+        return self._rendered("png", path, self.drawing(title, task=task), depth)
 
-    def to_dot(self, *, title: str = "", depth: int | None = None) -> str:
+    def to_dot(self, *, title: str = "", depth: int | None = None, task: Any = None) -> str:
         """The drawing in Graphviz's language."""
-        return self._rendered("dot", None, title, depth).decode()
+        return self._rendered("dot", None, self.drawing(title, task=task), depth).decode()
 
-    def to_mermaid(self, *, title: str = "", depth: int | None = None) -> str:
+    def to_mermaid(self, *, title: str = "", depth: int | None = None, task: Any = None) -> str:
         """The drawing as a Mermaid flow chart."""
-        return self._rendered("mmd", None, title, depth).decode()
+        return self._rendered("mmd", None, self.drawing(title, task=task), depth).decode()
 
-    def to_graphml(self, *, title: str = "") -> str:
+    def to_graphml(self, *, title: str = "", task: Any = None) -> str:
         """Every node and edge of the drawing as GraphML."""
-        return self._rendered("graphml", None, title, None).decode()
+        return self._rendered("graphml", None, self.drawing(title, task=task), None).decode()
 
-    def _rendered(self, format: str, path: FilePath | None, title: str, depth: int | None) -> bytes:
+    def _rendered(
+        self, format: str, path: FilePath | None, drawing: Drawing, depth: int | None
+    ) -> bytes:
         from ..draw.formats import render, write
 
-        content = render(self.drawing(title), format, depth)
+        content = render(drawing, format, depth)
         if path is not None:
             write(content, Path(path))
         return content

@@ -185,8 +185,12 @@ def _classes(net: Network, task: int) -> int:
 # -- reading features --------------------------------------------------------------------------
 
 
-def observe(net: Network, view: View, args: Any, kwargs: Any, *, outputs: bool = True) -> Seen:
+def observe(
+    net: Network, view: View, args: Any, kwargs: Any, *, outputs: bool = True, bare: bool = False
+) -> Seen:
     """Run the network once: features, and the outputs of all tasks of the view.
+
+    ``net.before_pass`` must come before. With ``bare``, answers are not checked for divergence.
 
     A network whose tasks cannot share a pass runs once per task, but still only once in all if
     ``outputs`` is False and the features are the same for all tasks.
@@ -196,13 +200,13 @@ def observe(net: Network, view: View, args: Any, kwargs: Any, *, outputs: bool =
     needed = answering if outputs or not view.blocks else []
     needed = needed + [block.run for block in view.blocks if block.run is not None]
     asked = tuple(dict.fromkeys(needed or answering[:1]))
-    net.before_pass(args, kwargs)
     answers: dict[int, Tensor] = {}
     captured: dict[int | None, Mapping[str, Tensor]] = {}
     try:
         for run in [asked] if net.call_plan.joint else [(task,) for task in asked]:
             net.runtime.features = {}
-            for task, output in zip(run, net.answer_all(run, args, kwargs), strict=True):
+            answer = net.bare_answers if bare else net.answer_all
+            for task, output in zip(run, answer(run, args, kwargs), strict=True):
                 answers[task] = _logits(net, task, output)
                 # None: for blocks that are the same in all passes, whichever pass was the last.
                 captured[task] = captured[None] = net.runtime.features

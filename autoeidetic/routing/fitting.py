@@ -122,6 +122,7 @@ def _examples(
     about = f" of loader {number} (task '{net.tasks[window.numbers[number]].name}')"
     for batch in loader:
         args, kwargs, answer = _parts(batch, settings.device)
+        net.before_pass(args, kwargs)
         seen = observe(net, window, args, kwargs, outputs=made.reads_outputs)
         found = made.look(seen)
         check_finite(found, about)

@@ -35,6 +35,18 @@ class Prediction:
 
 def predict(net: Network, args: Any, kwargs: Any) -> Prediction:
     """See :meth:`autoeidetic.EideticNet.predict`."""
+    check_router(net)
+    with undisturbed(net, evaluate=True, gradients=False):
+        net.before_pass(args, kwargs)
+        return routed(net, args, kwargs, check=True)
+
+
+def check_router(net: Network) -> None:
+    """Check that there is a router that knows all finished tasks.
+
+    Raises:
+        TaskError: there is none, or tasks were finished after it was trained.
+    """
     router, finished = net.router, len(routable_tasks(net))
     if router is None:
         raise TaskError(
@@ -47,20 +59,27 @@ def predict(net: Network, args: Any, kwargs: Any) -> Prediction:
             f"the router knows {router.tasks} tasks, and {finished} are finished",
             remedy="call train_router again, with the data of every finished task",
         )
-    window = view(net, finished)
-    with undisturbed(net, evaluate=True, gradients=False):
-        seen = observe(net, window, args, kwargs)
-        rows = router.look(seen)
+
+
+def routed(net: Network, args: Any, kwargs: Any, *, check: bool = False) -> Prediction:
+    """The prediction by one pass of the body, without ``before_pass``.
+
+    With ``check`` features that are not finite raise an error; a pass that is captured cannot look.
+    """
+    window = view(net, len(routable_tasks(net)))
+    seen = observe(net, window, args, kwargs, bare=not check)
+    rows = net.router.look(seen)
+    if check:
         check_finite(rows)
-        # Autocast would round the scores, and near ties could go to another task.
-        with torch.autocast(rows.device.type, enabled=False):
-            scores = router.scores(rows, window)
-        best = scores.argmax(1)
-        # One pass answers for all tasks: [tasks, inputs, *positions]; each input takes its task's.
-        labels = torch.stack([logits.argmax(-1) for logits in seen.logits])
-        return Prediction(
-            task=torch.tensor(window.numbers, device=best.device)[best],
-            label=labels[best, torch.arange(len(best), device=best.device)],
-            confidence=scores.softmax(1).amax(1).float(),
-            scores=scores,
-        )
+    # Autocast would round the scores, and near ties could go to another task.
+    with torch.autocast(rows.device.type, enabled=False):
+        scores = net.router.scores(rows, window)
+    best = scores.argmax(1)
+    # One pass answers for all tasks: [tasks, inputs, *positions]; each input takes its task's.
+    labels = torch.stack([logits.argmax(-1) for logits in seen.logits])
+    return Prediction(
+        task=torch.tensor(window.numbers, device=best.device)[best],
+        label=labels[best, torch.arange(len(best), device=best.device)],
+        confidence=scores.softmax(1).amax(1).float(),
+        scores=scores,
+    )

@@ -12,7 +12,7 @@ follows the heads: their results lie side by side in the output and are cut apar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -76,11 +76,11 @@ def eagerly(network: Network, task: int | str | None, args: Any, kwargs: Any) ->
             return answers_for(network, task, args, kwargs)
 
 
-def before_pass(network: Network, args: Any, kwargs: Any) -> None:
+def before_pass(network: Network, args: Any, kwargs: Any, *, passing: bool = False) -> None:
     """What every pass needs first: known modules, a known call, pinned values in place."""
     network.follow()
     if network.check_calls:
-        new_calls.meet(network, args, kwargs)
+        new_calls.meet(network, args, kwargs, passing=passing)
     learning = network.training and torch.is_grad_enabled()
     network.pins.before_forward(learning)
     network.runtime.restrict = not want_gradients((args, kwargs))
@@ -156,7 +156,7 @@ def answer(network: Network, task: int, args: Any, kwargs: Any) -> Any:
     return output
 
 
-def bare_answers(network: Network, asked: list[int], args: Any, kwargs: Any) -> list[Any]:
+def bare_answers(network: Network, asked: Sequence[int], args: Any, kwargs: Any) -> list[Any]:
     """The outputs of several tasks as they come, infinite values and NaN included."""
     tasks = tuple(asked)
     if network.call.call_plan.joint:

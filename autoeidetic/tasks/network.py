@@ -11,7 +11,7 @@ listed in :mod:`autoeidetic.common.process_state`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
@@ -166,9 +166,12 @@ class Network(nn.Module):
         """
         return answer.forward(self, task, args, kwargs)
 
-    def before_pass(self, args: Any, kwargs: Any) -> None:
-        """Follow exchanged modules, meet the call, put pinned values back."""
-        answer.before_pass(self, args, kwargs)
+    def before_pass(self, args: Any, kwargs: Any, *, passing: bool = False) -> None:
+        """Follow exchanged modules, meet the call, put pinned values back.
+
+        ``passing``: calls like this one will not come often, so no rule for their sizes is sought.
+        """
+        answer.before_pass(self, args, kwargs, passing=passing)
 
     def answering_task(self, task: int) -> int:
         """The task whose units and head answer for a task."""
@@ -183,7 +186,7 @@ class Network(nn.Module):
         """The outputs of several tasks, in one pass if that is possible."""
         return answer.answer_all(self, asked, args, kwargs)
 
-    def bare_answers(self, asked: list[int], args: Any, kwargs: Any) -> list[Any]:
+    def bare_answers(self, asked: Sequence[int], args: Any, kwargs: Any) -> list[Any]:
         """The outputs of several tasks as they come, infinite values and NaN included."""
         return answer.bare_answers(self, asked, args, kwargs)
 

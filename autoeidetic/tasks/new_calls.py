@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from .network import Network
 
 
-def meet(network: Network, args: Any, kwargs: Any) -> None:
+def meet(network: Network, args: Any, kwargs: Any, *, passing: bool = False) -> None:
     """Protect the pass that follows as its call needs it; analyse a call that is new.
+
+    ``passing``: calls like this one will not come often.
 
     Raises:
         EnforcementError: in eval mode, the call cannot be answered.
@@ -45,7 +47,7 @@ def meet(network: Network, args: Any, kwargs: Any) -> None:
     network.unfit = None
     call = network.calls.known.get(key)
     if call is None:
-        call = _first_met(network, key, CallInputs(*_plain((args, kwargs))))
+        call = _first_met(network, key, CallInputs(*_plain((args, kwargs))), passing)
     if call is not network.call:
         network.protect(call)
 
@@ -62,13 +64,13 @@ def path_call(network: Network, inputs: CallInputs) -> Call:
     return call
 
 
-def _first_met(network: Network, key: Hashable, inputs: CallInputs) -> Call:
+def _first_met(network: Network, key: Hashable, inputs: CallInputs, passing: bool) -> Call:
     """Analyse a new call. Training makes no promise about calls, so there any call goes."""
     refusal = network.calls.refused.get(key)
     if refusal is None:
         try:
             found = network.calls.find(network.backbone, inputs)
-            call = found or _analysed_alone(network, inputs)
+            call = found or _analysed_alone(network, inputs, passing)
             remember(network.calls.known, key, call)
             return call
         except AutoeideticError as error:
@@ -81,10 +83,10 @@ def _first_met(network: Network, key: Hashable, inputs: CallInputs) -> Call:
     raise refusal.with_traceback(None)
 
 
-def _analysed_alone(network: Network, inputs: CallInputs) -> Call:
+def _analysed_alone(network: Network, inputs: CallInputs, passing: bool) -> Call:
     """Analyse a new call; after a few of its kind, find a rule for all its sizes."""
     call = _analysed(network, inputs)
-    if not call.call_plan.looks and network.calls.should_generalise(inputs):
+    if not passing and not call.call_plan.looks and network.calls.should_generalise(inputs):
         with _bare_model(network):
             sizes = generalised(network.backbone, network.call_plan, inputs)
         if sizes is not None:

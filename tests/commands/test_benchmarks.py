@@ -19,12 +19,34 @@ import timm
 import torchvision
 
 from autoeidetic import commands
-from autoeidetic.commands.benchmark import command, measure, other_tools, runner
-from autoeidetic.commands.benchmark.records import verified
+from autoeidetic.commands.benchmark import (
+    command,
+    extraction,
+    measure,
+    other_tools,
+    runner,
+    with_torch_pruning,
+)
+from autoeidetic.commands.benchmark.models import batch, build, drawn, multiply_adds
+from autoeidetic.commands.benchmark.records import extracted, failures, verified
 from autoeidetic.commands.benchmark.result_table import to_csv, to_markdown
 from autoeidetic.commands.benchmark.runner import Record, run_all
+from autoeidetic.commands.benchmark.summary import summary
 from autoeidetic.commands.benchmark.web_page import to_html
-from benchmarks import report, speed, speed_growth, speed_import, speed_steps
+from benchmarks import (
+    headline,
+    report,
+    slim,
+    slim_networks,
+    slim_report,
+    slim_tools,
+    speed,
+    speed_extract,
+    speed_growth,
+    speed_import,
+    speed_steps,
+)
+from benchmarks.learning_data import Examples
 from benchmarks.speed_memory import memory
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -240,9 +262,22 @@ def test_the_analysis_is_faster_than_export(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.filterwarnings("ignore")
 def test_torch_pruning_halves_a_resnet() -> None:
     pytest.importorskip("torch_pruning")
-    record = other_tools.halve("test_resnet")
+    record = with_torch_pruning.halve("test_resnet")
     assert record["stage"] == "done"
     assert 0.2 < record["left"] < 0.5
+    assert 0.2 < record["multiply_adds_left"] < 0.5
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torch_pruning_reaches_a_number_of_multiply_adds() -> None:
+    pytest.importorskip("torch_pruning")
+    model = build("test_vit").eval()
+    x = drawn(batch(model), 1)
+    goal = 0.4 * multiply_adds(model, x)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    smaller = with_torch_pruning.pruned_to(model, x, goal)
+    assert multiply_adds(smaller, x) == pytest.approx(goal, rel=0.05)
+    assert all(before[name].equal(p) for name, p in model.named_parameters())
 
 
 @pytest.mark.slow
@@ -317,6 +352,245 @@ def test_speed_writes_what_it_measures(tmp_path: Path, monkeypatch: pytest.Monke
     assert (record["model"], record["rows"]) == ("mlp", [])
     assert record["date"] == content["setting"]["date"]
     assert content["command"].startswith("python benchmarks/speed.py step")
+
+
+# -- extraction -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_two_tasks_are_extracted() -> None:
+    record = extraction.measure("test_resnet")
+    assert extraction.is_ok(record), extraction.cause(record)
+    assert record["measured"] <= 1e-12
+    assert record["measured_in"] == "float64"
+    assert 0.2 < record["multiply_adds_left"] < record["left"] < record["second"]["left"] < 1
+    assert set(record["times"]) == {"1", "4"}
+
+
+def found_by_extraction(**changed: Any) -> Record:
+    same = {"measured": 1e-15, "measured_in": "float64"}
+    sizes = {"left": 0.3, "multiply_adds_left": 0.25, "seconds": 1.0, "difference": 1e-16}
+    theirs = {"stage": "done", "left": 0.4, "multiply_adds_left": 0.35}
+    times = {"1": 0.5, "4": 0.375}
+    found = {**same, **sizes, "times": times, "second": same, "torch_pruning": theirs}
+    return {"model": "m", "family": "f", "analyze": {"error": "e"}, "extract": found | changed}
+
+
+@pytest.mark.parametrize(
+    ("changed", "cause"),
+    [
+        ({}, ""),
+        ({"error": "extract: KeyError: 'x'"}, "extract: KeyError: 'x'"),
+        ({"measured": 1e-3}, "task 0 differs by 1.0e-03"),
+        ({"measured": float("nan")}, "task 0 differs by nan"),
+        ({"second": {"measured": 1e-3, "measured_in": "float64"}}, "task 1 differs by 1.0e-03"),
+        ({"measured": 1e-5, "measured_in": "float32"}, ""),
+    ],
+)
+def test_programs_with_other_outputs_fail(changed: Record, cause: str) -> None:
+    record = found_by_extraction(**changed)
+    assert extracted(record) is not bool(cause)
+    assert cause in failures(record).get("extract", "")
+
+
+def test_outputs_that_prove_nothing_are_refused() -> None:
+    import torch
+
+    for outputs, why in ((torch.ones(2, 3), "same outputs"), (torch.tensor([1, torch.nan]), "not")):
+        with pytest.raises(ValueError, match=why):
+            extraction._check_informative([outputs])
+    assert extraction._difference(torch.tensor([1.0, -4.0]), torch.tensor([1.0, -3.0])) == 0.25
+
+
+def test_the_tables_show_programs_and_the_other_tool() -> None:
+    records = [found_by_extraction(), found_by_extraction(error="extract: why")]
+    first, second = csv.DictReader(to_csv(records).splitlines())
+    assert (first["extracted"], first["multiply-adds left"], first["time at batch 4"]) == (
+        "yes",
+        "0.25",
+        "0.375",
+    )
+    # where autoeidetic fails, what the other tool does is still shown
+    assert (second["extracted"], second["its multiply-adds left"]) == ("no", "0.35")
+    said = "\n".join(summary(records))
+    assert "1 of 2 models: two finished tasks leave as programs" in said
+    assert "0.50 at a batch of 1 and 0.38 at a batch of 4 of the plain model's time" in said
+    assert "of 2 models 2 are pruned by half" in said
+    assert "25.0%, by Torch-Pruning 35.0%" in said
+    assert "FAILED: m, extract: extract: why" in said
+    assert "extracted" in to_html("t", "c", {}, records)
+    (_, row) = headline._model_set("Some", "--all --verify")({"models": records})
+    assert row.measured == "1 of 2 models (Torch-Pruning halves 2)"
+
+
+def test_the_report_of_programs() -> None:
+    rows = [
+        {
+            "images": images,
+            "plain": 0.1,
+            "program": 0.04,
+            "program_ratio": 0.4,
+            "quotient": quotient,
+            "torch_pruning": 0.05,
+            "against_torch_pruning": 0.8,
+        }
+        for images, quotient in ((1, 1.5), (16, 1.3))
+    ]
+    record = {"model": "m", "left": 0.25, "rows": rows}
+    alone = {key: value for key, value in rows[0].items() if "torch_pruning" not in key}
+    other = {"model": "n", "left": 0.25, "rows": [alone], "torch_pruning_error": "why"}
+    text = speed_extract.extract_report([record, other, {"model": "x", "error": "because"}])
+    assert "| m | 16 | 100.0 | 40.0 | 0.400 | 25.0% | 1.30 | 50.0 | 0.80 |" in text
+    assert "1.50 (budget 1.6: pass); against Torch-Pruning's" in text
+    assert "1.30 (budget 1.25: fail)" in text
+    assert "- n, Torch-Pruning: why" in text
+    assert "| x | because |" in text
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+    (line,) = headline._programs({"models": [record, other]})
+    assert line.measured.startswith("0.40 of the time with 0.25 of the multiply-adds")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_programs_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed_steps, "ROUNDS", 2)
+    monkeypatch.setattr(speed_steps, "WARM_UPS", 1)
+    record = {"model": "m", **speed_extract.extracted("test_resnet")}
+    assert [row["images"] for row in record["rows"]] == [1, 16]
+    assert record["left"] == pytest.approx(0.257, abs=0.01)
+    if with_torch_pruning.has_torch_pruning():
+        assert record["torch_pruning_left"] == pytest.approx(record["left"], rel=0.05)
+    else:
+        assert "ModuleNotFoundError" in record["torch_pruning_error"]
+    assert record["rows"][1]["program_ratio"] < MARGIN * 0.7
+
+
+# -- smaller copies of trained networks -----------------------------------------------------------
+
+
+def small_net() -> Any:
+    from torch import nn
+
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+
+
+def small_data(directory: Any) -> slim_networks.Data:
+    import torch
+
+    torch.manual_seed(0)
+    parts = [Examples(torch.randn(70, 1, 28, 28), torch.arange(70) % 10) for _ in range(3)]
+    return slim_networks.Data(*parts)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_copies_are_made_and_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[float] = []
+
+    def halved(model: Any, share: float, x: Any, batches: Any) -> Any:
+        shares.append(share)
+        assert all(len(inputs) == len(labels) for inputs, labels in batches)
+        return small_net()
+
+    def refuses(*args: Any) -> Any:
+        raise RuntimeError("no")
+
+    ways = [
+        slim_tools.Way(slim_tools.OURS, "a", halved),
+        slim_tools.Way(slim_tools.THEIRS, "b", refuses),
+        slim_tools.Way(slim_tools.THEIRS, "c", halved),
+    ]
+    tuned = slim_networks.Tuning(1e-3)
+    tools = dict.fromkeys((slim_tools.OURS, slim_tools.THEIRS), tuned)
+    nets = {"net": slim_networks.Network(small_net, 1e-3, tools)}
+    for module in (slim, slim_networks):
+        monkeypatch.setattr(module, "NETWORKS", nets)
+    monkeypatch.setattr(slim, "WAYS", ways)
+    monkeypatch.setattr(slim, "read", small_data)
+    monkeypatch.setattr(slim, "_set_up", lambda: None)
+    monkeypatch.setattr(slim_networks, "EPOCHS", 1)
+    record = slim.compared("net, seed 3", runs=tmp_path, directory=None)
+    assert record["multiply_adds"] == 784 * 8 + 80
+    assert shares == [0.5, 0.5, 0.25, 0.25]
+    assert [row.get("error") for row in record["rows"]] == [None, "RuntimeError: no", None] * 2
+    known = [row for row in record["rows"] if "error" not in row]
+    assert all({"pruned", "validation", "accuracy"} <= row.keys() for row in known)
+    (stored,) = tmp_path.iterdir()
+    assert stored.name == "slim-net-seed3.pt"
+    monkeypatch.setattr(slim_networks, "train", never)
+    again = slim.compared("net, seed 3", runs=tmp_path, directory=None)
+    assert again["accuracy"] == record["accuracy"]
+
+
+def test_rates_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    nets = {"net": slim_networks.Network(small_net, 1e-3, {})}
+    for module in (slim, slim_networks):
+        monkeypatch.setattr(module, "NETWORKS", nets)
+    monkeypatch.setattr(slim, "WAYS", [slim_tools.Way("a tool", "a score", lambda *_: small_net())])
+    monkeypatch.setattr(slim, "read", small_data)
+    monkeypatch.setattr(slim, "_set_up", lambda: None)
+    monkeypatch.setattr(slim, "accuracy", lambda model, *_: 0.5)
+    tried: list[slim_networks.Tuning] = []
+    monkeypatch.setattr(slim, "_fine_tuned", lambda model, data, tuning, seed: tried.append(tuning))
+    assert slim.main(["--tune", "--networks", "net", "--runs", str(tmp_path)]) == 0
+    assert {tuning.statistics for tuning in tried} == {False, True}
+    assert {tuning.lr for tuning in tried} == set(slim.RATES)
+    printed = capsys.readouterr().out
+    assert "  a tool, a score, 25% (100.0% left), rate 0.001, statistics trained: 50.00%" in printed
+    assert "  best for a tool: rate 0.001 (50.00%)" in printed
+
+
+def test_the_comparison_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(name: str, **_: Any) -> Record:
+        sizes = {"multiply_adds": 1, "parameters": 1, "rows": []}
+        return {"network": name.partition(",")[0], "seed": 0, "accuracy": 0.5, **sizes}
+
+    monkeypatch.setattr(slim, "compared", found)
+    assert slim.main(["--seeds", "1", "--into", str(tmp_path)]) == 0
+    content = json.loads((tmp_path / "slim.json").read_text())
+    assert [record["model"] for record in content["models"]] == [
+        f"{name}, seed 0" for name in slim_networks.NETWORKS
+    ]
+    assert "- vit: 50.0 before pruning" in (tmp_path / "slim.md").read_text()
+    monkeypatch.setattr(slim, "compared", never)
+    assert slim.main(["--seeds", "1", "--into", str(tmp_path), "--networks", "vit"]) == 0
+
+
+def test_statistics_are_kept_while_copies_are_tuned() -> None:
+    model, data = small_net(), small_data(None)
+    mean = model[2].running_mean
+    slim_networks.train(model, data.train, 1, 1e-3, 0, statistics=False)
+    assert not mean.any()
+    slim_networks.train(model, data.train, 1, 1e-3, 0)
+    assert mean.any()
+
+
+def test_scores_are_chosen_on_validation_images() -> None:
+    def row(tool: str, score: str, validation: float, accuracy: float) -> Record:
+        sizes = {"share": 0.5, "left": 0.5, "parameters_left": 0.4, "pruned": 0.1}
+        return {
+            "tool": tool,
+            "score": score,
+            "validation": validation,
+            "accuracy": accuracy,
+        } | sizes
+
+    ours, theirs = slim_tools.OURS, slim_tools.THEIRS
+    rows = [row(ours, "a", 0.8, 0.7), row(ours, "b", 0.7, 0.9), row(theirs, "c", 0.8, 0.69)]
+    rows.append({**row(ours, "e", 0.9, 0.9), "left": 0.52})
+    rows.append({"tool": theirs, "score": "d", "share": 0.5, "error": "why"})
+    record = {"model": "net, seed 0", "network": "net", "seed": 0, "accuracy": 0.91}
+    record |= {"multiply_adds": 2e6, "parameters": 3000, "rows": rows}
+    text = slim_report.slim_report([record, record, {"model": "x", "error": "because"}])
+    assert (
+        "| net | 50% | autoeidetic | a | 50.0% | 40.0% | 10.0 ± 0.0 | 70.0 ± 0.0 | chosen |" in text
+    )
+    assert text.count("chosen") == 2
+    assert text.count("too large") == 1
+    assert "on average +1.00 points" in text
+    assert "- net: 91.0 ± 0.0 before pruning, 2.0 M multiply-adds, 3 k parameters, 2 seeds" in text
+    assert "- net, seed 0, Torch-Pruning, d, 50%: why" in text
+    assert "- x: because" in text
 
 
 # -- the report -----------------------------------------------------------------------------------

@@ -361,6 +361,30 @@ def test_heat_map_shows_blocks(page: Page) -> None:
     ]
 
 
+def test_what_leaves_with_a_task(page: Page) -> None:
+    drawing = sketches.leaving()
+    first, second = drawing["ownership"]["leaving"]["nodes"]
+    page.open(drawing, f"#node={first}&task=0")
+    assert owned(page, "first") == pytest.approx([1 / 4], abs=1e-3)
+    assert owned(page, "second") == [0]
+    assert page.ids(".box.gone") == {second}
+    assert "4 / 8 units · 16 / 64" in " ".join(page.box(first).text.split())
+    assert page.one("#task-name").text == "16 of 1,280 parameters leave with birds"
+    assert page.texts(".tick-free") == ["stays"]
+    assert not page.one(".player").is_displayed()
+    panel = " ".join(page.panel().split())
+    assert "Leaves with birds / all Units 4 / 8 Parameters 16 / 64" in panel
+    assert "Owned by" not in panel
+    page.press("[")
+    assert owned(page, "first") == pytest.approx([1 / 4], abs=1e-3)
+    page.press(Keys.ESCAPE)
+    assert "Leaving parameters 16 / 1,280" in " ".join(page.panel().split())
+    script = "return getComputedStyle(arguments[0]).opacity"
+    page.until(f"{script} === '0.3'", page.box(second))
+    page.until(f"{script} === '1'", page.box(first))
+    assert {page.run(script, line) for line in page.all(".lines > .gone")} == {"0.3"}
+
+
 def test_hostile_names_stay_text(page: Page) -> None:
     page.browser.execute_cdp_cmd(
         "Page.addScriptToEvaluateOnNewDocument",

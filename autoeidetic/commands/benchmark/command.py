@@ -4,6 +4,7 @@
     autoeidetic benchmark --families --compare --verify      # smallest of each timm family
     autoeidetic benchmark --all --only analyze --workers 2   # every timm model
     autoeidetic benchmark --torchvision --transformers --verify
+    autoeidetic benchmark --families --only extract          # tasks as programs of their own
 
 Every model runs in its own process with a time and a memory limit. Each result is stored as soon
 as it is known, in one file of JSON lines per stage: a stopped run resumes, and a stage that has a
@@ -98,6 +99,9 @@ def add_arguments(parser: argparse.ArgumentParser, into: Path) -> None:
         "--compare", action="store_true", help="also run torch.export and Torch-Pruning"
     )
     effort.add_argument(
+        "--extract", action="store_true", help="also extract two tasks and compare outputs"
+    )
+    effort.add_argument(
         "--verify", action="store_true", help="also train three tasks and compare bits"
     )
     effort.add_argument(
@@ -168,7 +172,7 @@ def _size_line(record: Record) -> str:
 def _stages(options: argparse.Namespace) -> list[str]:
     # analyze always runs: later stages skip what it could not analyse.
     asked = {"analyze", *(options.only or ["convert"])}
-    asked |= {stage for stage in ("compare", "verify") if getattr(options, stage)}
+    asked |= {stage for stage in ("compare", "extract", "verify") if getattr(options, stage)}
     return [stage for stage in STAGES if stage in asked]
 
 

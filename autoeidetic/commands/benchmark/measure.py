@@ -25,8 +25,8 @@ from ...propagate.values import core
 from ...tasks.capacity import free_share
 from ...tasks.pruning.choose import choose
 from ..images.model_names import parameters_on_meta
-from . import stress_test
-from .models import build, example
+from . import extraction, stress_test
+from .models import build, example, parameters
 from .other_tools import WARM_UP, compare_and_prune
 from .runner import Record, error_line, peak_memory, seconds_of
 
@@ -61,7 +61,7 @@ def warm_up() -> None:
 def count(name: str) -> Record:
     """The number of parameters, counted without memory for them."""
     _set_up()
-    return {"parameters": _parameters(_build_light(name)[0])}
+    return {"parameters": parameters(_build_light(name)[0])}
 
 
 def analyze(name: str) -> Record:
@@ -74,7 +74,7 @@ def analyze(name: str) -> Record:
     try:
         seconds = seconds_of(lambda: found.append(autoeidetic.analyze(model, example(model))))
     except Exception:  # mostly models whose code reads parameter values
-        if weights == REAL or _parameters(model) > TOO_MANY:
+        if weights == REAL or parameters(model) > TOO_MANY:
             raise
         model, weights = build(name), REAL
         seconds = seconds_of(lambda: found.append(autoeidetic.analyze(model, example(model))))
@@ -86,7 +86,7 @@ def analyze(name: str) -> Record:
         "captured_by": deps.capture.way,
         "nodes": len(deps.capture.graph.nodes),
         "operators": sorted(deps.operators),
-        "parameters": _parameters(model),
+        "parameters": parameters(model),
         "unaccounted": _unaccounted(model, deps),
         "unhandled": [str(place) for place in deps.unhandled],
         "unused": len(deps.unused),
@@ -137,6 +137,7 @@ STAGES = {
     "analyze": Stage(analyze, 300.0, 12.0, real=False),
     "convert": Stage(convert, 900.0, 12.0, real=True),
     "compare": Stage(compare_and_prune, 600.0, 12.0, real=True),
+    "extract": Stage(extraction.measure, 900.0, 18.0, real=True),
     "verify": Stage(stress_test.measure, 1800.0, 18.0, real=True),
 }
 
@@ -161,15 +162,11 @@ def _build_light(name: str) -> tuple[nn.Module, str]:
     try:
         with torch.device("meta"):
             model = build(name)
-        if _parameters(model) > TOO_MANY:
+        if parameters(model) > TOO_MANY:
             return model, ALL_ON_META
     except Exception:
         pass
     return build(name), REAL
-
-
-def _parameters(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
 
 
 def _capacity(model: nn.Module, deps: Any) -> Record:

@@ -1,4 +1,4 @@
-"""The models of the benchmark: their names, how they are built, and their inputs.
+"""The models of the benchmark: their names, how they are built, their inputs and their size.
 
 A name is timm's own, ``torchvision:NAME`` or ``transformers:NAME``.
 """
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
 
 from ...common.inputs import CallInputs, call_inputs
 from ...errors import InputError
@@ -119,16 +120,19 @@ def example(model: nn.Module) -> Any:
 
 def batch(model: nn.Module) -> CallInputs:
     """Random inputs of the shape that ``analyze`` uses by default."""
-    inputs = call_inputs(model, example(model))
-    args, kwargs = pytree.tree_map_only(Tensor, _drawn, (inputs.args, inputs.kwargs))
+    return drawn(call_inputs(model, example(model)))
+
+
+def drawn(like: CallInputs, count: int | None = None) -> CallInputs:
+    """Random inputs of the same shapes, or ``count`` examples of these shapes."""
+
+    def draw(x: Tensor) -> Tensor:
+        shape = x.shape if count is None else (count, *x.shape[1:])
+        # Ids from 1: in many vocabularies id 0 is padding, which a model may mask.
+        return torch.randn(shape) if x.is_floating_point() else torch.randint(1, _WORDS, shape)
+
+    args, kwargs = pytree.tree_map_only(Tensor, draw, (like.args, like.kwargs))
     return CallInputs(args, kwargs)
-
-
-def _drawn(like: Tensor) -> Tensor:
-    if like.is_floating_point():
-        return torch.randn(like.shape)
-    # From 1: in many vocabularies id 0 is padding, which a model may mask.
-    return torch.randint(1, _WORDS, like.shape)
 
 
 def as_example(inputs: CallInputs) -> Any:
@@ -140,3 +144,23 @@ def logits(output: Any) -> Tensor:
     """The first output (others are auxiliary classifiers); a map is averaged over positions."""
     first = next(leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))
     return first.flatten(2).mean(2) if first.dim() > 2 else first
+
+
+def parameters(model: nn.Module) -> int:
+    """The number of parameters."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def multiply_adds(model: nn.Module, x: CallInputs) -> int:
+    """The multiply-adds of one call; torch counts products, convolutions and attention."""
+    # The counter's hooks fail where a module's input is a parameter that needs a gradient.
+    learned = [p for p in model.parameters() if p.requires_grad]
+    try:
+        for parameter in learned:
+            parameter.requires_grad_(False)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(*x.args, **x.kwargs)
+    finally:
+        for parameter in learned:
+            parameter.requires_grad_(True)
+    return int(counter.get_total_flops()) // 2

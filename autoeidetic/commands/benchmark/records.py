@@ -7,7 +7,7 @@ other cases.
 
 from __future__ import annotations
 
-from . import stress_test
+from . import extraction, stress_test
 from .runner import Record
 
 #: Shares of the backbone up to which a model counts as divided well.
@@ -33,8 +33,19 @@ def verified(record: Record) -> bool:
     return bool(part(record, "verify")) and stress_test.is_ok(record["verify"])
 
 
+def extracted(record: Record) -> bool:
+    return bool(part(record, "extract")) and extraction.is_ok(record["extract"])
+
+
+def torch_pruning(record: Record) -> Record:
+    """How far Torch-Pruning got with half of the model; empty when it was not tried."""
+    # Both stages try it; a stage in which autoeidetic failed still has its result.
+    found = [record.get(stage, {}).get("torch_pruning", {}) for stage in ("extract", "compare")]
+    return found[0] or found[1]
+
+
 def pruned_by_torch_pruning(record: Record) -> bool:
-    return part(record, "compare").get("torch_pruning", {}).get("stage") == "done"
+    return torch_pruning(record).get("stage") == "done"
 
 
 def is_divided(record: Record) -> bool:
@@ -49,8 +60,9 @@ def is_divided(record: Record) -> bool:
 
 def failures(record: Record) -> dict[str, str]:
     """Stage -> cause of each failure of autoeidetic."""
+    judges = {"verify": stress_test.cause, "extract": extraction.cause}
     causes = {
-        stage: stress_test.cause(found) if stage == "verify" else found.get("error", "")
+        stage: judges[stage](found) if stage in judges else found.get("error", "")
         for stage, found in record.items()
         if isinstance(found, dict) and "skipped" not in found
     }
@@ -68,13 +80,12 @@ def skipped(record: Record) -> dict[str, str]:
 
 def other_tools_failures(record: Record) -> dict[str, str]:
     """Tool -> cause of each failure of the other tools."""
-    found = part(record, "compare")
     causes = {
         way: text
-        for way, text in found.get("errors", {}).items()
+        for way, text in part(record, "compare").get("errors", {}).items()
         if way not in ("analyze", "torch_pruning")
     }
-    pruning = found.get("torch_pruning", {})
+    pruning = torch_pruning(record)
     if "error" in pruning:
         causes["Torch-Pruning"] = f"{pruning['stage']}: {pruning['error']}"
     return causes

@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from html import escape
 
-from .records import failures, part, skipped, verified
+from .records import (
+    extracted,
+    failures,
+    part,
+    pruned_by_torch_pruning,
+    skipped,
+    torch_pruning,
+    verified,
+)
 from .runner import Record
 from .summary import bullets, reasons, summary
 
@@ -55,16 +63,32 @@ def _rest_of_analysis(record: Record) -> Value:
     return max(found["seconds"] - found["seconds_capture"], 0.0) if found else None
 
 
-def _bitwise(record: Record) -> Value:
-    if not record.get("verify"):
-        return None
-    if "skipped" in record["verify"]:
-        return "not run"
-    return "yes" if verified(record) else "no"
+def _passed(stage: str, done: Callable[[Record], bool]) -> Callable[[Record], Value]:
+    def value(record: Record) -> Value:
+        if not record.get(stage):
+            return None
+        if "skipped" in record[stage]:
+            return "not run"
+        return "yes" if done(record) else "no"
+
+    return value
+
+
+def _time_at(count: str) -> Callable[[Record], Value]:
+    return lambda record: part(record, "extract").get("times", {}).get(count)
+
+
+def _second(record: Record) -> Value:
+    return part(record, "extract").get("second", {}).get("measured")
+
+
+def _left_by_torch_pruning(key: str) -> Callable[[Record], Value]:
+    # Without a model that runs, what is left of it means nothing.
+    return lambda r: torch_pruning(r).get(key) if pruned_by_torch_pruning(r) else None
 
 
 def _halved(record: Record) -> Value:
-    found = part(record, "compare").get("torch_pruning")
+    found = torch_pruning(record)
     if not found:
         return None
     return "yes" if found["stage"] == "done" else f"fails to {found['stage']}"
@@ -102,8 +126,19 @@ COLUMNS = (
     Column("analyze again (s)", _seconds("analyze"), ".3f"),
     Column("torch.export (s)", _seconds("export"), ".3f"),
     Column("Torch-Pruning (s)", _seconds("torch_pruning"), ".3f"),
+    Column("extracted", _passed("extract", extracted)),
+    Column("difference", _field("extract", "measured"), ".1e"),
+    Column("reported", _field("extract", "difference"), ".1e"),
+    Column("of task 1", _second, ".1e"),
+    Column("parameters left", _field("extract", "left"), ".1%"),
+    Column("multiply-adds left", _field("extract", "multiply_adds_left"), ".1%"),
+    Column("extract (s)", _field("extract", "seconds"), ".2f"),
+    Column("time at batch 1", _time_at("1"), ".2f"),
+    Column("time at batch 4", _time_at("4"), ".2f"),
     Column("Torch-Pruning halves it", _halved),
-    Column("bitwise", _bitwise),
+    Column("its parameters left", _left_by_torch_pruning("left"), ".1%"),
+    Column("its multiply-adds left", _left_by_torch_pruning("multiply_adds_left"), ".1%"),
+    Column("bitwise", _passed("verify", verified)),
     Column("stress test (s)", _field("verify", "seconds"), ".0f"),
     Column("failure", _cause),
     Column("not run", _not_run),
@@ -112,6 +147,7 @@ _LIVE = {
     "analyze": ("captured by", "nodes", "groups", "units", "largest unit", "locked"),
     "convert": ("convert (s)", "rehearsal (s)"),
     "compare": ("analyze again (s)", "torch.export (s)", "Torch-Pruning halves it"),
+    "extract": ("extracted", "difference", "multiply-adds left", "time at batch 4", "extract (s)"),
     "verify": ("bitwise", "stress test (s)"),
 }
 

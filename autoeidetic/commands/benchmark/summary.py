@@ -13,12 +13,14 @@ from .records import (
     LARGEST_UNIT,
     analysed,
     converted,
+    extracted,
     failures,
     is_divided,
     other_tools_failures,
     part,
     pruned_by_torch_pruning,
     skipped,
+    torch_pruning,
     verified,
 )
 from .runner import Record
@@ -34,6 +36,7 @@ def summary(records: list[Record]) -> list[str]:
     lines = [_analysis_line(records)]
     for stage, done, text in (
         ("convert", converted, "converted and rehearsed with real weights"),
+        ("extract", extracted, "two finished tasks leave as programs with the same outputs"),
         ("verify", verified, "no bit of a finished task moved, with real weights"),
     ):
         asked = [r for r in records if r.get(stage)]
@@ -41,7 +44,9 @@ def summary(records: list[Record]) -> list[str]:
         if asked:
             rest = f"; {left_out} were not run" if left_out else ""
             lines.append(f"{sum(map(done, asked))} of {len(asked)} models: {text}{rest}.")
-    lines += _other_tools_lines([r for r in records if part(r, "compare")])
+    lines += _program_lines([part(r, "extract") for r in records if extracted(r)])
+    lines += _times_lines([part(r, "compare") for r in records if part(r, "compare")])
+    lines += _torch_pruning_lines(records)
     # A model that skips several stages for one reason counts once.
     why = Counter(reason for r in records for reason in set(skipped(r).values()))
     lines += [f"{number} not run: {reason}." for reason, number in sorted(why.items())]
@@ -73,9 +78,28 @@ def _analysis_line(records: list[Record]) -> str:
     )
 
 
-def _other_tools_lines(records: list[Record]) -> list[str]:
-    if not records:
+def _program_lines(found: list[Record]) -> list[str]:
+    """The size and the time of programs of tasks that keep half of the units."""
+    if not found:
         return []
+    wide = [one["measured"] for one in found if one["measured_in"] == "float64"]
+    worst = f"{max(wide):.0e}" if wide else "an unknown part"
+    left, work = (median(one[key] for one in found) for key in ("left", "multiply_adds_left"))
+    times = {
+        count: [one["times"][count] for one in found if count in one["times"]]
+        for count in ("1", "4")
+    }
+    parts = [f"{median(t):.2f} at a batch of {count}" for count, t in times.items() if t]
+    takes = f" and takes {' and '.join(parts)} of the plain model's time" if parts else ""
+    return [
+        f"The program of a task that keeps half of the units has {left:.0%} of the parameters and "
+        f"{work:.0%} of the multiply-adds,{takes} (medians); its outputs differ by at most "
+        f"{worst} of the largest one in float64. Extracted in "
+        f"{median(one['seconds'] for one in found):.1f} s (median)."
+    ]
+
+
+def _times_lines(found: list[Record]) -> list[str]:
     lines = []
     for way, title in (
         ("export", "torch.export"),
@@ -83,8 +107,8 @@ def _other_tools_lines(records: list[Record]) -> list[str]:
     ):
         pairs = [
             (s["analyze"], s[way])
-            for r in records
-            if {"analyze", way} <= (s := part(r, "compare")["seconds"]).keys()
+            for one in found
+            if {"analyze", way} <= (s := one["seconds"]).keys()
         ]
         if pairs:
             # Per model, then the median: a few giants would decide a ratio of sums.
@@ -93,20 +117,34 @@ def _other_tools_lines(records: list[Record]) -> list[str]:
                 f"`analyze` takes {median(ratios):.2f} times as long as {title} (median of "
                 f"{len(pairs)} models that both support; worst {max(ratios):.2f})."
             )
-    records = [r for r in records if "torch_pruning" in part(r, "compare")]
-    if not records:
-        return [*lines, "Torch-Pruning is not installed."]
-    done = sum(map(pruned_by_torch_pruning, records))
-    stages = Counter(
-        part(r, "compare")["torch_pruning"]["stage"]
-        for r in records
-        if not pruned_by_torch_pruning(r)
-    )
+    return lines
+
+
+def _torch_pruning_lines(records: list[Record]) -> list[str]:
+    asked = [r for r in records if part(r, "compare") or r.get("extract")]
+    tried = [r for r in asked if torch_pruning(r)]
+    if not tried:
+        return ["Torch-Pruning is not installed."] if asked else []
+    done = [r for r in tried if pruned_by_torch_pruning(r)]
+    stages = Counter(torch_pruning(r)["stage"] for r in tried if not pruned_by_torch_pruning(r))
     rest = ", ".join(f"{n} fail to {stage}" for stage, n in stages.items())
-    lines.append(
-        f"Torch-Pruning, as documented: of {len(records)} models {done} are pruned by half and run "
-        f"with as many outputs as before{f'; {rest}' if rest else ''}."
-    )
+    lines = [
+        f"Torch-Pruning, as documented: of {len(tried)} models {len(done)} are pruned by half and "
+        f"run with as many outputs as before{f'; {rest}' if rest else ''}."
+    ]
+    both = [
+        (part(r, "extract"), torch_pruning(r))
+        for r in done
+        if extracted(r) and "multiply_adds_left" in torch_pruning(r)
+    ]
+    if both:
+        ours, theirs = (
+            median(x["multiply_adds_left"] for x in side) for side in zip(*both, strict=True)
+        )
+        lines.append(
+            f"Multiply-adds left in the {len(both)} models that both make smaller (medians): "
+            f"{ours:.1%}, by Torch-Pruning {theirs:.1%}."
+        )
     return lines
 
 

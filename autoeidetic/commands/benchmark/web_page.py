@@ -6,7 +6,15 @@ from collections import defaultdict
 from html import escape
 
 from . import plots
-from .records import analysed, converted, part, pruned_by_torch_pruning, verified
+from .records import (
+    analysed,
+    converted,
+    extracted,
+    part,
+    pruned_by_torch_pruning,
+    torch_pruning,
+    verified,
+)
 from .result_table import Column, shown
 from .runner import Record, setting_line
 from .summary import summary
@@ -125,7 +133,9 @@ def plot_coverage(records: list[Record]) -> str:
         kinds["converted"] = converted
     if any(record.get("verify") for record in records):
         kinds["no bit moved"] = verified
-    if any(record.get("compare") for record in records):
+    if any(record.get("extract") for record in records):
+        kinds["extracted"] = extracted
+    if any(map(torch_pruning, records)):
         kinds["halved by Torch-Pruning"] = pruned_by_torch_pruning
     families: dict[str, list[Record]] = defaultdict(list)
     for record in records:

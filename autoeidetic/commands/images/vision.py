@@ -65,21 +65,34 @@ def image_model(name: str, size: int | None, pretrained: bool) -> ImageModel:
     Raises:
         InputError: the model does not exist, has no pretrained values, or needs another size.
     """
-    source = _source(name, size)
-    if pretrained and not source.has_values:
-        raise InputError(f"{name} has no pretrained values", remedy="omit --pretrained")
+    source = _source(name, size, pretrained)
     made = _converted(name, build_model(name, lambda: source.build(False)), size, pretrained)
     if not (pretrained and source.fetches):
         return made
+    return _converted(name, _fetched(name, source), size, pretrained)
+
+
+def plain_model(name: str, pretrained: bool) -> Any:
+    """Build a model of one of these names, with pretrained values or without; for any input.
+
+    Raises:
+        InputError: the model does not exist, or has no pretrained values.
+    """
+    source = _source(name, None, pretrained)
+    if pretrained and source.fetches:
+        return _fetched(name, source)
+    return build_model(name, lambda: source.build(False))
+
+
+def _fetched(name: str, source: _Source) -> Any:
     try:
         with _quiet_download():
-            model = source.build(True)
+            return source.build(True)
     except Exception as error:  # a connection or a hub may raise anything
         raise InputError(
             f"the pretrained values of {name} cannot be loaded: {type(error).__name__}: {error}",
             remedy="check the connection, or omit --pretrained",
         ) from error
-    return _converted(name, model, size, pretrained)
 
 
 @contextmanager
@@ -97,14 +110,18 @@ def _quiet_download() -> Iterator[None]:
         logging.disable(before)
 
 
-def _source(name: str, size: int | None) -> _Source:
+def _source(name: str, size: int | None, pretrained: bool) -> _Source:
     build = find_model(name)
     library, colon, rest = name.partition(":")
     if not colon:
-        return _timm(name, size)
-    if library == "torchvision":
-        return _torchvision(rest, size)
-    return _Source(lambda _: build(), fetches=False)
+        found = _timm(name, size)
+    elif library == "torchvision":
+        found = _torchvision(rest, size)
+    else:
+        found = _Source(lambda _: build(), fetches=False)
+    if pretrained and not found.has_values:
+        raise InputError(f"{name} has no pretrained values", remedy="omit --pretrained")
+    return found
 
 
 def _timm(name: str, size: int | None) -> _Source:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..elements import Drawing, Node
+from ..elements import Drawing, Module, Node
 from .folding import Card, Frame
 from .text import TIMES, count_text, shortened, size_text, width
 
@@ -59,7 +59,7 @@ def rows_of(card: Card, drawing: Drawing) -> tuple[Row, ...]:
     if card.closed is not None:
         module = card.closed
         count = f" {TIMES} {module.repeat.count}" if module.repeat else ""
-        note = f"{module.type} · {count_text(module.parameters)}"
+        note = f"{module.type} · {_leaving_inside(module, drawing)}"
         # A closed module shows the shares of all layers in it together.
         inside = [s for s in _layer_shares(drawing) if s.startswith(f"{module.path}.")]
         shares = _shares(drawing, inside)
@@ -79,6 +79,9 @@ def _row(node: Node, drawing: Drawing) -> Row:
         note = node.type  # its result has the size of its input, which needs no mention
     else:
         note = f"{node.type}  {size_text(node.shape)}".strip()
+    leaving = drawing.ownership.get("leaving", {})
+    if node.id in leaving.get("nodes", ()):
+        note = f"{node.type}  {_leaving(*leaving['nodes'][node.id])}".strip()
     # A layer has the colours of the groups it makes; an operator of those it passes on.
     own = tuple(dict.fromkeys(part.group for part in node.groups if part.role != "input"))
     # A parameter of a container is owned under the parameter's or the container's path.
@@ -92,6 +95,34 @@ def _row(node: Node, drawing: Drawing) -> Row:
         nested=node.nested,
         shares=_shares(drawing, known) if node.kind == "layer" else (),
     )
+
+
+def _leaving(units: int, all_units: int, parameters: int, all_parameters: int) -> str:
+    """What leaves with a task, and all: of units, and of parameters."""
+    parts = [f"{units:,} / {all_units:,}"] if all_units else []
+    return " · ".join([*parts, f"{count_text(parameters)} / {count_text(all_parameters)}"])
+
+
+def _leaving_inside(module: Module, drawing: Drawing) -> str:
+    """The parameters in a module; for a task, those that leave with it and all."""
+    counts = drawing.ownership.get("leaving", {}).get("nodes", {})
+    found = [counts[node.id] for node in _inside(module, drawing) if node.id in counts]
+    if not found:
+        return count_text(module.parameters)
+    return " / ".join(count_text(sum(each[place] for each in found)) for place in (2, 3))
+
+
+def _inside(module: Module, drawing: Drawing) -> list[Node]:
+    """The layers in a module, each once."""
+    paths = {n.path: n for n in reversed(drawing.nodes) if n.path.startswith(f"{module.path}.")}
+    return list(paths.values())
+
+
+def is_faded(card: Card, drawing: Drawing) -> bool:
+    """Whether nothing of a card leaves with the task that is drawn."""
+    gone = drawing.ownership.get("leaving", {}).get("gone", ())
+    nodes = card.nodes if card.closed is None else _inside(card.closed, drawing)
+    return bool(nodes) and all(node.id in gone for node in nodes)
 
 
 def _layer_shares(drawing: Drawing) -> dict[str, list[int]]:

@@ -19,6 +19,7 @@ from .card_rows import (
     TITLE,
     Row,
     frame_title,
+    is_faded,
     is_sign,
     rows_of,
     sign,
@@ -30,6 +31,8 @@ from .palette import FAILED, FRAMES, FREE, INK, LINE, PAPER, QUIET, task_colour
 from .text import width
 
 _STRIPE = 5.0
+#: The opacity of what does not leave with the task that is drawn.
+_FADED = "0.35"
 
 
 def draw_frame(frame: Frame, at: Rectangle, level: int) -> str:
@@ -76,8 +79,11 @@ def draw_title(frame: Frame, at: Rectangle, level: int) -> str:
 
 def draw_card(card: Card, at: Rectangle, drawing: Drawing, colours: dict[str, str]) -> str:
     """A stack of nodes, an operator sign in a circle, or a closed module."""
-    if is_sign(card):
-        return _circle(card, at, colours)
+    content = _circle(card, at, colours) if is_sign(card) else _card(card, at, drawing, colours)
+    return tag("g", _tooltip(card) + content, opacity=_FADED if is_faded(card, drawing) else "")
+
+
+def _card(card: Card, at: Rectangle, drawing: Drawing, colours: dict[str, str]) -> str:
     rows = rows_of(card, drawing)
     kind = card.nodes[0].kind if card.nodes else "closed"
     # Input and output are dark pills, a failure is red, a head has a heavy border.
@@ -102,7 +108,7 @@ def draw_card(card: Card, at: Rectangle, drawing: Drawing, colours: dict[str, st
         if position:
             parts.append(_line(at.x + _STRIPE + 3, top, at.x + at.width - 6))
         top += row.height
-    return tag("g", _tooltip(card) + "".join(parts))
+    return "".join(parts)
 
 
 def _tooltip(card: Card) -> str:
@@ -169,7 +175,7 @@ def _circle(card: Card, at: Rectangle, colours: dict[str, str]) -> str:
     x, y, radius = at.x + at.width / 2, at.y + at.height / 2, at.width / 2 - 1
     circle = tag("circle", cx=x, cy=y, r=radius, fill=PAPER, stroke=colour, stroke_width=2.5)
     text = _text(sign(card), x, y + 5.5, 16, INK, bold=True, middle=True)
-    return tag("g", _tooltip(card) + circle + text)
+    return circle + text
 
 
 def _line(x: float, y: float, right: float) -> str:

@@ -86,7 +86,11 @@ def _tasks(view: View) -> list[Entry]:
         return []
     colours = [task_colour(task.index) for task in view.drawing.tasks]
     words = [f"{shortened(task.name)} ({task.classes} classes)" for task in view.drawing.tasks]
+    if "leaving" in view.drawing.ownership:
+        words, rest = [f"leaves with {word}" for word in words], "stays"
+    else:
+        rest = "free"
     return [
         (tag("rect", x=0, y=3, width=12, height=10, fill=colour), 12, text)
-        for colour, text in zip([*colours, FREE], [*words, "free"], strict=True)
+        for colour, text in zip([*colours, FREE], [*words, rest], strict=True)
     ]

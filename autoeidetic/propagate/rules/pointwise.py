@@ -25,7 +25,11 @@ _prelu_kernel complex polar
 """
 
 
-@rule(*aten(_UNARY), *aten(_SEVERAL))
+#: The names of all operators that compute each element from the elements at its position.
+POINTWISE = _UNARY + _SEVERAL
+
+
+@rule(*aten(POINTWISE))
 def pointwise(algebra: Algebra, *args: Any, **kwargs: Any) -> Any:
     """One result, or (value, mask) pairs as of native_dropout: all alike."""
     result = algebra.pointwise(*args, *kwargs.values(), shape=_shape(algebra, args))

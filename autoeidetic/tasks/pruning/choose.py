@@ -27,6 +27,7 @@ def choose(
     *,
     over_network: float = 0.0,
     since_start: bool = False,
+    spared: Array | None = None,
 ) -> Array:
     """The lowest-scored fraction of the prunable units (a boolean vector).
 
@@ -40,12 +41,15 @@ def choose(
     counts towards the fraction of its own group. Groups that others require are dealt with
     first, and a unit is worth what everything that requires it is worth on top of its own
     score. No group is emptied: its best unit stays, and what that requires. When earlier tasks
-    own units of a group and tasks may build on each other, that is enough for the group.
+    own units of a group and tasks may build on each other, that is enough for the group. Units in
+    ``spared`` stay.
     """
     plan = call_plan.plan
     reached = reach(plan.requires, plan.units + 1).reshape(-1, 2)
     worth = _with_dependents(reached, owners, _comparable(call_plan, owners, scores))
     prunable = owners.in_training & ~_spared(call_plan, reached, owners, worth) & ~owners.locked
+    if spared is not None:
+        prunable &= ~spared
     this = _Round(call_plan, owners, worth, prunable, fraction, since_start)
     wanted = this.quotas(over_network)
     chosen = np.zeros_like(owners.pruned)

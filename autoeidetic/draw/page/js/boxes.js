@@ -47,6 +47,7 @@ function boxClass(item, open) {
   if (item.kind === "module") classes.push(open ? "open" : "closed");
   if (!open && item.leaves.every((leaf) => leaf.data.locked)) classes.push("locked");
   if (item.data.nested) classes.push("nested");
+  if (isGone(item)) classes.push("gone");
   return classes.join(" ");
 }
 

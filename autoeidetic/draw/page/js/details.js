@@ -208,7 +208,23 @@ function flowSections(item) {
   ];
 }
 
+function leavingSections(item) {
+  const { units, parameters } = leavingOf(item.leaves, whole);
+  if (!parameters) return [];
+  const title = `Leaves with ${drawing.tasks[0].name} / all`;
+  return [
+    section(
+      title,
+      facts([
+        ["Units", item.kind === "node" ? units : ""],
+        ["Parameters", parameters],
+      ]),
+    ),
+  ];
+}
+
 function taskSections(item) {
+  if (leaving) return leavingSections(item);
   const leaves = view?.stands.get(item.id) ?? item.leaves;
   const { shares, all } = shareOf(leaves);
   if (!all) return [];

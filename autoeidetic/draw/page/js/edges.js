@@ -47,6 +47,8 @@ function drawSegment({ segment, line }) {
     group.style.setProperty("--group", groupColour(first));
   }
   if (first && isStream(groups.get(first))) group.classList.add("stream");
+  if (segment.edges.every((edge) => gone.has(edge.source) || gone.has(edge.target)))
+    group.classList.add("gone");
   return group;
 }
 

@@ -20,7 +20,8 @@ function overview() {
       ["Operators", summary.operators ? whole(summary.operators) : ""],
       ["Level by level", summary.nested ? plural(summary.nested, "node") : ""],
       ["Captured by", summary.captured_by],
-      ["Tasks", drawing.tasks.length || ""],
+      ["Tasks", leaving ? "" : drawing.tasks.length || ""],
+      ["Leaving parameters", leaving ? leaving.parameters.map(whole).join(" / ") : ""],
     ]),
     html(
       "p",

@@ -35,12 +35,15 @@ const isPill = (item) =>
 function boxText(item, count) {
   const data = item.data;
   if (isPill(item)) return { title: pillName(data), kind: "", detail: pillDetail(data) };
-  const size = data.parameters ? short(data.parameters) : "";
+  const kept = leaving && leavingOf(item.leaves);
+  const size = kept?.parameters ?? (data.parameters ? short(data.parameters) : "");
   if (item.kind === "node") {
     const detail =
       data.kind === "failure"
         ? (drawing.failure?.message ?? "")
-        : [channels(data.shape), size].filter(Boolean).join("  ·  ");
+        : [kept?.units ? `${kept.units} units` : channels(data.shape), size]
+            .filter(Boolean)
+            .join("  ·  ");
     return { title: data.label || data.path || data.type, kind: data.type ?? "", detail };
   }
   const nodes = plural(item.leaves.length, "node");

@@ -11,6 +11,11 @@ const state = {
   task: drawing.tasks.length, // number of tasks learned at the moment that is shown
 };
 
+// For a drawing of what leaves with a task: [units, all units, parameters, all parameters] of each
+// layer, and the nodes of which nothing leaves.
+const leaving = drawing.ownership?.leaving ?? null;
+const gone = new Set(leaving?.gone);
+
 const { items, root } = buildTree(drawing);
 const groups = new Map(drawing.groups.map((group) => [group.id, group]));
 const ranks = rankGroups(drawing.groups);

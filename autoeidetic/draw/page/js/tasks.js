@@ -13,6 +13,20 @@ function shareOf(leaves) {
   return { shares, all: total([...seen.values()]) };
 }
 
+// What leaves of some layers, and all of it, as texts; null where there is nothing.
+function leavingOf(leaves, written = short) {
+  const counts = new Map(
+    leaves.map(({ id, data }) => [data.path, leaving.nodes[id]]).filter(([, found]) => found),
+  );
+  const sums = [0, 1, 2, 3].map((place) =>
+    [...counts.values()].reduce((sum, found) => sum + found[place], 0),
+  );
+  const ratio = (part, all) => (all ? `${written(part)} / ${written(all)}` : null);
+  return { units: ratio(sums[0], sums[1]), parameters: ratio(sums[2], sums[3]) };
+}
+
+const isGone = (item) => gone.size > 0 && item.leaves.every((leaf) => gone.has(leaf.id));
+
 function ownershipBar(leaves, x, y, width) {
   const { shares, all } = shareOf(leaves);
   if (!all) return svg("g");
@@ -45,7 +59,8 @@ function showBar(bar) {
 }
 
 function setTask(task) {
-  state.task = Math.min(drawing.tasks.length, Math.max(0, task));
+  const last = drawing.tasks.length;
+  state.task = leaving ? last : Math.min(last, Math.max(0, task));
   byId("task").value = state.task;
   const message = taskMessage();
   byId("task").setAttribute("aria-valuetext", message);
@@ -59,6 +74,10 @@ function setTask(task) {
 }
 
 function taskMessage() {
+  if (leaving) {
+    const [kept, all] = leaving.parameters.map(whole);
+    return `${kept} of ${all} parameters leave with ${drawing.tasks[0].name}`;
+  }
   if (!state.task) return "Before the first task: everything is free";
   const { shares, all } = shareOf(root.leaves);
   const free = all ? 1 - atPresent(shares).reduce((sum, share) => sum + share, 0) / all : 1;
@@ -97,10 +116,15 @@ function buildTimeline() {
     ),
   );
   byId("timeline").append(
-    html("div", { class: "ticks" }, ticks, html("span", { class: "tick-free" }, html("i"), "free")),
     html(
       "div",
-      { class: "player" },
+      { class: "ticks" },
+      ticks,
+      html("span", { class: "tick-free" }, html("i"), leaving ? "stays" : "free"),
+    ),
+    html(
+      "div",
+      { class: "player", hidden: Boolean(leaving) },
       button("play", "Play the tasks", playTasks, { id: "play" }),
       slider,
     ),

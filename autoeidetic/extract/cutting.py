@@ -1,0 +1,175 @@
+"""Cutting: captures of a pass at several input sizes become one narrow graph for all of them.
+
+    captures                one for each way in which the sizes of inputs may vary
+    analyse, write          each capture is folded and cut by itself      (known.py, writer.py)
+    generalise              the cut graphs become one                     (sizes.py)
+
+Sizes for which no single graph is found are fixed, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor, fx
+
+from ..capture.graph import Capture
+from ..common.inputs import CallInputs
+from .known import analyse
+from .sizes import Variant, Variation, generalise
+from .writer import Writer
+
+#: How often each size is varied: two values leave formulas that a third one tells apart.
+_TIMES = 3
+Captures = list[Capture]
+
+
+@dataclass
+class Cut:
+    """A narrow graph, its tensors, and the sizes of inputs for which it holds.
+
+    ``trainable`` are the tensors that are made of parameters; ``writer`` has the graph as it was
+    written for the base sizes, with the value of the captured graph that each node stands for.
+    """
+
+    graph: fx.Graph
+    attributes: dict[str, Tensor]
+    trainable: set[str]
+    writer: Writer
+    varying: list[Variation] = field(default_factory=list)
+    fixed: list[str] = field(default_factory=list)
+
+    def module(self) -> fx.GraphModule:
+        """The graph as a module that can be run."""
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(self.graph, {}))
+        for node in graph.find_nodes(op="get_attr"):  # a model may have a module called "graph"
+            node.target = f"tensors.{node.target}"
+        return fx.GraphModule({f"tensors.{n}": t for n, t in self.attributes.items()}, graph)
+
+
+def cut(
+    capture: Callable[[CallInputs], Capture], inputs: CallInputs, variations: Sequence[Variation]
+) -> Cut:
+    """Capture a pass and cut it; sizes of inputs that can vary, vary.
+
+    Raises:
+        AutoeideticError: the pass cannot be captured.
+    """
+    base = capture(inputs)
+    found: list[tuple[Variation, Captures]] = []
+    fixed: dict[str, str] = {}
+    covered: set[tuple[int, int]] = set()
+    for variation in variations:
+        if covered.issuperset(variation.places):
+            continue
+        captures, reason = _varied(capture, base, inputs, variation)
+        if reason:
+            fixed.setdefault(variation.name, reason)
+        else:
+            found.append((variation, captures))
+            covered.update(variation.places)
+            fixed = {name: why for name, why in fixed.items() if name not in variation.names}
+    while True:
+        others = [each for _, captures in found for each in captures]
+        others += _together(capture, inputs, [variation for variation, _ in found])
+        result, reason = _cut(base, others)
+        if result is not None:
+            result.varying = [variation for variation, _ in found]
+            result.fixed = [f"{name}: {why}" for name, why in fixed.items()]
+            return result
+        # the batch comes first and goes last; a single capture is always a graph
+        variation, _ = found.pop()
+        fixed[variation.name] = reason
+
+
+def _whole(captured: Capture) -> Variant:
+    """A captured graph with its tensors, uncut."""
+    tensors = {**captured.parameters, **captured.buffers, **captured.constants}
+    return Variant(captured.graph, tensors)
+
+
+def _varied(
+    capture: Callable[[CallInputs], Capture],
+    base: Capture,
+    inputs: CallInputs,
+    variation: Variation,
+) -> tuple[Captures, str]:
+    """Captures with other sizes, or the reason why there are none."""
+    found: Captures = []
+    reason = ""
+    for how in range(1, len(variation.ways) + 1):
+        try:
+            made = capture(variation.apply(inputs, how))
+        except Exception as error:  # the model's own code may raise anything at other sizes
+            cause = error.__cause__ or error
+            reason = reason or (str(cause).splitlines() or [type(cause).__name__])[0]
+        else:
+            if operators(made) != operators(base):
+                # sizes with the same operators may exist, but no graph tells which they are
+                return [], "the model runs other operators at other sizes"
+            found.append(made)
+            problem = generalise([_whole(each) for each in (base, *found)])[1]
+            if problem is not None:  # as captured: cutting takes longer, and rarely changes it
+                return [], str(problem)
+        if len(found) == _TIMES:
+            return found, ""
+        if not found and how >= _TIMES:
+            break
+    if len(found) > 1:
+        return found, ""
+    return [], reason or "the model does not run at other sizes"
+
+
+def _together(
+    capture: Callable[[CallInputs], Capture], inputs: CallInputs, varied: Sequence[Variation]
+) -> Captures:
+    """Captures in which all sizes are other ones."""
+    if len(varied) < 2:
+        return []
+    found: Captures = []
+    for how in (1, 2):
+        other = inputs
+        for variation in varied:
+            other = variation.apply(other, how)
+        try:
+            found.append(capture(other))
+        except Exception:  # sizes that the model does not take: each of them was tried alone
+            continue
+    return found
+
+
+def operators(captured: Capture) -> list[str]:
+    """The operators of a graph, in order."""
+    return [
+        node.op if node.op == "get_attr" else f"{node.op} {node.target}"
+        for node in captured.graph.nodes
+    ]
+
+
+def _cut(base: Capture, others: Captures) -> tuple[Cut | None, str]:
+    if any(operators(each) != operators(base) for each in others):
+        return None, "together with other sizes, the model runs other operators"
+    sized = _sized([base, *others])
+    writers: list[Writer] = []
+    for each in (base, *others):
+        known = analyse(each, sized)
+        # most is the same at all sizes
+        writer = Writer(known, writers[0].tensors, writers[0].ways) if writers else Writer(known)
+        writer.write()
+        writers.append(writer)
+    variants = [Variant(writer.graph, writer.attributes) for writer in writers]
+    merged, problem = generalise(variants)
+    if problem is not None and others:
+        return None, str(problem)
+    return Cut(merged.graph, merged.attributes, writers[0].trainable, writers[0]), ""
+
+
+def _sized(captures: Captures) -> set[int]:
+    """The numbers of the nodes whose shape depends on the sizes of inputs."""
+    found = set()
+    for number, nodes in enumerate(zip(*(each.graph.nodes for each in captures), strict=True)):
+        if len({node.meta.get("shape") for node in nodes}) > 1:
+            found.add(number)
+    return found

@@ -1,0 +1,261 @@
+"""Extract: one task of a network, or some, as a program of their own.
+
+which tasks       the pass that is captured                     task_pass.py
+captured, cut     one narrow graph for all sizes of inputs      cutting.py
+finished          the user's names, structure and spelling      finish.py
+compared          with the network, at other sizes              same_answers.py
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..common.inputs import CallInputs, whole_number
+from ..common.torch_modes import is_transforming
+from ..common.undisturbed import undisturbed
+from ..errors import ExtractionError, TaskError
+from ..plan.call_plan import ATTACHED
+from ..routing.prediction import check_router
+from ..tasks import reference
+from ..tasks.network import Network
+from ..tasks.protection import device_of
+from . import compare, costs, finish
+from .cutting import Cut, cut
+from .program import ExtractReport, Program
+from .same_answers import Compared, compared_with, take_back
+from .sizes import variations
+from .task_pass import TaskPass
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The tasks that a program answers for: their numbers, the tasks that answer for them, names.
+
+    ``single``: the program returns the outputs of one task, not a list. ``routes``: it finds the
+    task by itself. ``headless``: it returns what the model does, without a head.
+    """
+
+    numbers: tuple[int, ...]
+    answering: tuple[int, ...]
+    names: tuple[str, ...]
+    single: bool
+    routes: bool
+    headless: bool = False
+
+
+def extract(network: Network, task: Any) -> Program:
+    """See :meth:`autoeidetic.EideticNet.extract`."""
+    asked = asked_tasks(network, task)
+    _check(network)
+    return _extract(network, asked)
+
+
+def extract_slim(network: Network) -> Program:
+    """The whole model with what its only task, which may still be open, has kept."""
+    _check(network)
+    return _extract(network, _whole_model(network))
+
+
+def measure(network: Network) -> tuple[int, int]:
+    """Parameters and multiply-adds that such a program would have."""
+    _check(network)
+    inputs = _inputs(network)
+    made = _pass(network, _whole_model(network))
+    found = cut(made.capture, inputs, ())
+    parameters = sum(found.attributes[name].numel() for name in found.trainable)
+    return parameters, costs.multiply_adds(found.module(), finish.arguments(inputs))
+
+
+def costs_before(network: Network) -> tuple[int, int]:
+    """Parameters and multiply-adds of the model itself."""
+    asked = _whole_model(network)
+    parameters = costs.parameters(network, asked.answering, asked.headless)
+    return parameters, costs.of_network(network, _inputs(network))
+
+
+def _whole_model(network: Network) -> Asked:
+    headless = network.call_plan.heads[0].layer == ATTACHED
+    return Asked((0,), (0,), (), single=True, routes=False, headless=headless)
+
+
+def _pass(network: Network, asked: Asked) -> TaskPass:
+    return TaskPass(network, asked.answering, routes=asked.routes, headless=asked.headless)
+
+
+def _extract(network: Network, asked: Asked) -> Program:
+    with undisturbed(trainable=True, autocast=(device_of(network.backbone, "").type,)):
+        source, double = _working_copy(network, asked)
+        made = _pass(source, asked)
+        inputs = _with_a_batch(made, _inputs(source))
+        names = finish.input_names(source.backbone, inputs)
+        found, compared = _cut_and_compared(made, asked, inputs, names)
+        report = ExtractReport(
+            tasks=asked.names,
+            parameters_before=costs.parameters(network, asked.answering, asked.headless),
+            parameters_after=sum(found.attributes[name].numel() for name in found.trainable),
+            multiply_adds_before=costs.of_network(source, inputs),
+            multiply_adds_after=costs.multiply_adds(found.module(), finish.arguments(inputs)),
+            difference=compared.difference,
+            compared_in="float64" if double else finish.type_name(compare.only_type(network)),
+            compared_at=compared.shapes,
+            dynamic=tuple(name for each in found.varying for name in each.names),
+            fixed=tuple(found.fixed),
+        )
+        if double:
+            take_back(made, found, inputs, compare.only_type(network))
+        example = finish.arguments(_inputs(network)).args
+        return Program.of(found.attributes, found.graph, report, found.trainable, example)
+
+
+def _working_copy(network: Network, asked: Asked) -> tuple[Network, bool]:
+    """A copy of the network, which learns other calls; is it in double precision?
+
+    There a mistake is no rounding, and what is folded is rounded only once.
+    """
+    if compare.can_double(network):
+        source = _copied(network).double()
+        with suppress(Exception):  # code that casts to a type of its own runs in no other one
+            _pass(source, asked).answer(_inputs(source), stock_norms=True)
+            return source, True
+    return _copied(network), False
+
+
+def _copied(network: Network) -> Network:
+    source = copy.deepcopy(network)
+    if source.diverged():  # what finished tasks do not read; NaN times zero would be NaN
+        with torch.no_grad():
+            for tensor in source.trained_tensors().values():
+                tensor.nan_to_num_(0, 0, 0)
+    return source
+
+
+def _with_a_batch(made: TaskPass, inputs: CallInputs) -> CallInputs:
+    """The same inputs with a batch of two, if the model takes it: a size of 1 is broadcast."""
+    for batch in variations(inputs)[:1]:
+        number, dim = batch.places[0]
+        if finish.arguments(inputs).args[number].shape[dim] == 1:
+            with suppress(Exception):  # the model's own code may raise anything
+                larger = batch.apply(inputs, 1)
+                made.capture(larger)
+                return larger
+    return inputs
+
+
+def _cut_and_compared(
+    made: TaskPass, asked: Asked, inputs: CallInputs, names: Sequence[str]
+) -> tuple[Cut, Compared]:
+    """The cut graph, once it answers as the network does; sizes at which it does not are fixed."""
+    wanted = variations(inputs, names)
+    fixed: list[str] = []
+    single = asked.answering[0] if asked.single else None
+    while True:
+        found = cut(made.capture, inputs, wanted)
+        found.fixed += fixed
+        finish.finish(found, names, single, asked.routes)
+        compared = compared_with(made, found, inputs, asked.single)
+        if compared.wrong is None:
+            return found, compared
+        fixed.append(f"{compared.wrong.name}: the program has other answers at other sizes")
+        wanted = [each for each in wanted if not set(each.places) & set(compared.wrong.places)]
+
+
+# -- what is asked for ---------------------------------------------------------------------------
+
+
+def asked_tasks(network: Network, task: Any) -> Asked:
+    """The tasks that were asked for: a number, a name, a list of those, or "all".
+
+    Raises:
+        TaskError: there is no such task, or it is not finished.
+    """
+    finished = [each.index for each in network.tasks if each.finished]
+    if isinstance(task, str) and task == "all" and "all" not in _names(network):
+        routes = network.router is not None
+        if routes:
+            check_router(network)
+        if not finished:
+            raise TaskError("no task is finished", remedy="train a task and call finish_task()")
+        return _asked(network, finished, single=False, routes=routes)
+    if isinstance(task, (list, tuple)):
+        if not task:
+            raise TaskError("the list of tasks is empty", remedy='name tasks, or pass "all"')
+        return _asked(network, [_number(network, each) for each in task], False, False)
+    return _asked(network, [_number(network, task)], single=True, routes=False)
+
+
+def _asked(network: Network, numbers: Sequence[int], single: bool, routes: bool) -> Asked:
+    for number in numbers:
+        if not network.tasks[number].finished:
+            raise TaskError(
+                f"task {number} ('{network.tasks[number].name}') is still open",
+                remedy="call finish_task() first: an open task still changes",
+            )
+    return Asked(
+        numbers=tuple(numbers),
+        answering=tuple(network.answering_task(number) for number in numbers),
+        names=tuple(network.tasks[number].name for number in numbers),
+        single=single,
+        routes=routes,
+    )
+
+
+def _names(network: Network) -> list[str]:
+    return [each.name for each in network.tasks]
+
+
+def _number(network: Network, task: Any) -> int:
+    count, names = len(network.tasks), _names(network)
+    number = whole_number(task)
+    if number is not None and 0 <= number < count:
+        return number
+    if isinstance(task, str) and names.count(task) == 1:
+        return names.index(task)
+    known = ", ".join(f"{n} ('{name}')" for n, name in enumerate(names)) or "there is none yet"
+    fact = f"task {task!r} does not exist"
+    if isinstance(task, str) and task in names:
+        fact = f"several tasks are called {task!r}"
+    raise TaskError(fact, remedy=f"pass a number or a name: {known}")
+
+
+def _check(network: Network) -> None:
+    """Check that the network can be made a program.
+
+    Raises:
+        ExtractionError: it cannot.
+    """
+    network.follow()
+    tensors = [*network.backbone.parameters(), *network.backbone.buffers()]
+    if any(tensor.is_meta for tensor in tensors):
+        raise ExtractionError(
+            "the network is on the meta device, so there are no values to extract",
+            remedy="load it on the CPU or another device",
+        )
+    if network.call_plan.looks:
+        raise ExtractionError(
+            "the model's Python code looks at data, so its path depends on the inputs; a program "
+            "has one path",
+            remedy="compute with tensors instead of numbers (torch.where instead of if)",
+        )
+    if is_transforming():
+        raise ExtractionError(
+            "extract() was called inside of a torch.func transform",
+            remedy="extract first, and transform the program",
+        )
+    if network.diverged():
+        network.pins.impose()
+
+
+def _inputs(network: Network) -> CallInputs:
+    """Inputs like the first example, with values."""
+    args, kwargs = reference.inputs(network, reference.few_rows(network))
+    device = device_of(network.backbone, "")
+    args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.to(device), (args, kwargs))
+    return CallInputs(args, kwargs)
