@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from ..capture.capture import capture
 from ..common.inputs import CallInputs
 from ..common.undisturbed import undisturbed
 from ..tasks.network import Network
@@ -31,23 +32,38 @@ def parameters(network: Network, tasks: Sequence[int], headless: bool) -> int:
 
 def of_network(network: Network, inputs: CallInputs) -> int:
     """Multiply-adds of the bare model, for one input."""
-    with network.unguarded():
-        return multiply_adds(network.backbone, inputs)
-
-
-def multiply_adds(model: nn.Module, inputs: CallInputs) -> int:
-    """Multiply-adds of matrix products, convolutions and attention, for one input."""
+    model = network.backbone
+    with network.unguarded(), undisturbed(model, evaluate=True, gradients=False, quiet=True):
+        graph = capture(model, inputs).module()
     leaves = pytree.tree_leaves((inputs.args, inputs.kwargs))
-    rows = next((t.shape[0] for t in leaves if isinstance(t, Tensor) and t.dim()), 1)
+    return multiply_adds(graph, [leaf for leaf in leaves if isinstance(leaf, Tensor)])
+
+
+def multiply_adds(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> int:
+    """Multiply-adds of matrix products, convolutions and attention, for one input."""
+    rows = next((t.shape[0] for t in inputs if t.dim()), 1)
+    try:  # shapes are enough
+        operations = _operations(_on_meta(graph), [tensor.to("meta") for tensor in inputs])
+    except Exception:  # an operator without a kernel for shapes alone, or one that reads values
+        operations = _operations(graph, inputs)
+    # a multiplication and an addition are two operations
+    return operations // 2 // max(rows, 1)
+
+
+def _on_meta(graph: fx.GraphModule) -> fx.GraphModule:
+    """The same graph with tensors that have no values."""
+    names = {str(node.target) for node in graph.graph.find_nodes(op="get_attr")}
+    tensors = dict(graph.state_dict(keep_vars=True))
+    return fx.GraphModule({name: tensors[name].detach().to("meta") for name in names}, graph.graph)
+
+
+def _operations(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> int:
     with (
-        undisturbed(
-            model, evaluate=True, attributes=True, generators="all", gradients=False, quiet=True
-        ),
+        undisturbed(graph, generators="all", gradients=False, quiet=True),
         _Operations() as counted,
     ):
-        model(*inputs.args, **inputs.kwargs)
-    # a multiplication and an addition are two operations
-    return counted.total // 2 // max(rows, 1)
+        fx.Interpreter(graph).run(*inputs)
+    return counted.total
 
 
 class _Operations(TorchDispatchMode):

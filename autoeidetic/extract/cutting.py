@@ -22,6 +22,8 @@ from .writer import Writer
 
 #: How often each size is varied: two values leave formulas that a third one tells apart.
 _TIMES = 3
+#: The ways in which all sizes vary at once.
+_ALL_VARY = (2, 3)
 Captures = list[Capture]
 
 
@@ -72,8 +74,10 @@ def cut(
             covered.update(variation.places)
             fixed = {name: why for name, why in fixed.items() if name not in variation.names}
     while True:
-        others = [each for _, captures in found for each in captures]
-        others += _together(capture, inputs, [variation for variation, _ in found])
+        others = _together(capture, inputs, [variation for variation, _ in found])
+        # One capture in which a size varies alone tells it from the others; cutting takes long.
+        alone = 1 if len(others) == len(_ALL_VARY) else _TIMES
+        others += [each for _, captures in found for each in captures[:alone]]
         result, reason = _cut(base, others)
         if result is not None:
             result.varying = [variation for variation, _ in found]
@@ -129,7 +133,7 @@ def _together(
     if len(varied) < 2:
         return []
     found: Captures = []
-    for how in (1, 2):
+    for how in _ALL_VARY:
         other = inputs
         for variation in varied:
             other = variation.apply(other, how)

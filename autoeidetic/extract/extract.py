@@ -71,7 +71,7 @@ def measure(network: Network) -> tuple[int, int]:
     made = _pass(network, _whole_model(network))
     found = cut(made.capture, inputs, ())
     parameters = sum(found.attributes[name].numel() for name in found.trainable)
-    return parameters, costs.multiply_adds(found.module(), finish.arguments(inputs))
+    return parameters, costs.multiply_adds(found.module(), finish.arguments(inputs).args)
 
 
 def costs_before(network: Network) -> tuple[int, int]:
@@ -102,7 +102,7 @@ def _extract(network: Network, asked: Asked) -> Program:
             parameters_before=costs.parameters(network, asked.answering, asked.headless),
             parameters_after=sum(found.attributes[name].numel() for name in found.trainable),
             multiply_adds_before=costs.of_network(source, inputs),
-            multiply_adds_after=costs.multiply_adds(found.module(), finish.arguments(inputs)),
+            multiply_adds_after=costs.multiply_adds(found.module(), finish.arguments(inputs).args),
             difference=compared.difference,
             compared_in="float64" if double else finish.type_name(compare.only_type(network)),
             compared_at=compared.shapes,
@@ -110,7 +110,7 @@ def _extract(network: Network, asked: Asked) -> Program:
             fixed=tuple(found.fixed),
         )
         if double:
-            take_back(made, found, inputs, compare.only_type(network))
+            take_back(made, found, inputs, compared.answer, compare.only_type(network))
         example = finish.arguments(_inputs(network)).args
         return Program.of(found.attributes, found.graph, report, found.trainable, example)
 

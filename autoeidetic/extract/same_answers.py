@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from ..common.inputs import CallInputs
@@ -28,11 +28,13 @@ _TIMES_ROUNDING = 10
 class Compared:
     """The largest difference from the network, and the shapes at which it was sought.
 
-    ``wrong`` is a variation of sizes under which the program is not the network.
+    ``wrong`` is a variation of sizes under which the program is not the network; ``answer`` is
+    the network's own answer to the example.
     """
 
     difference: float
     shapes: tuple[tuple[int, ...], ...]
+    answer: Any
     wrong: Variation | None = None
 
 
@@ -43,42 +45,97 @@ def compared_with(made: TaskPass, found: Cut, inputs: CallInputs, single: bool) 
         ExtractionError: they differ by more than rounding at the sizes of the example.
     """
     program = found.module()
-    worst, shapes = 0.0, []
-    for variation, call in _other_sizes(inputs, found.varying):
-        try:
-            expected = finish.plain(made.answer(call))
-        except Exception:
-            if variation is None:
-                raise
-            continue  # no size that the model takes
-        given = finish.arguments(call)
-        try:
-            answered, limit = compare.run(program, given)
-        except Exception as error:  # shapes that do not fit
-            if variation is not None:
-                return Compared(float("inf"), (), variation)
-            raise compare.broken(error) from error
-        differs = compare.difference(expected[0] if single else expected, answered)
-        if differs > limit:
-            if variation is not None:
-                return Compared(differs, (), variation)
-            _check_repeatable(made, call, expected)
-            raise compare.refusal(differs, limit, found.writer, inputs)
-        worst = max(worst, differs)
-        shapes += [tuple(tensor.shape) for tensor in given.args[:1]]
-    return Compared(worst, tuple(shapes))
+    answer = finish.plain(made.answer(inputs))
+    try:
+        outcome = _outcome(program, inputs, answer, single)
+    except Exception as error:  # shapes that do not fit
+        raise compare.broken(error) from error
+    if outcome.wrong:
+        _check_repeatable(made, inputs, answer)
+        raise compare.refusal(outcome.difference, outcome.limit, found.writer, inputs)
+    worst, shapes = outcome.difference, [_shape(inputs)]
+    for varied, call in _other_sizes(inputs, found.varying):
+        other = _other_outcome(made, program, call, single)
+        if len(varied) > 1 and (other is None or other.wrong):
+            # which of them is it? If none of them by itself, then the last: the batch comes first
+            for each, alone in _one_by_one(inputs, varied):
+                other = _other_outcome(made, program, alone, single) or other
+                if other is not None and other.wrong:
+                    varied = [each]
+                    break
+        if other is None:  # sizes that the model does not take
+            continue
+        if other.wrong:
+            return Compared(other.difference, (), answer, varied[-1])
+        worst = max(worst, other.difference)
+        shapes.append(_shape(call))
+    return Compared(worst, tuple(shapes), answer)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """The difference of two answers, and the largest that is rounding."""
+
+    difference: float
+    limit: float
+
+    @property
+    def wrong(self) -> bool:
+        return self.difference > self.limit
+
+
+def _outcome(
+    program: fx.GraphModule, call: CallInputs, expected: Any, single: bool
+) -> _Outcome:
+    answered, limit = compare.run(program, finish.arguments(call))
+    return _Outcome(compare.difference(expected[0] if single else expected, answered), limit)
+
+
+def _other_outcome(
+    made: TaskPass, program: fx.GraphModule, call: CallInputs, single: bool
+) -> _Outcome | None:
+    """The same for a call with other sizes; None if the network does not take them."""
+    try:
+        expected = finish.plain(made.answer(call))
+    except Exception:  # the model's own code may raise anything
+        return None
+    try:
+        return _outcome(program, call, expected, single)
+    except Exception:  # shapes that do not fit
+        return _Outcome(float("inf"), 0.0)
+
+
+def _shape(call: CallInputs) -> tuple[int, ...]:
+    return tuple(finish.arguments(call).args[0].shape)
 
 
 def _other_sizes(
     inputs: CallInputs, varying: Sequence[Variation]
-) -> Iterator[tuple[Variation | None, CallInputs]]:
-    """The inputs as they are, then with sizes that no capture has seen."""
-    yield None, inputs
-    for variation in varying[:1]:  # the batch
-        alone = replace(variation, ways=(lambda n: 1,))
-        yield variation, alone.apply(inputs, 1)
-    for variation in varying:
-        yield variation, variation.apply(inputs, _UNSEEN)
+) -> Iterator[tuple[list[Variation], CallInputs]]:
+    """Calls with sizes that no capture has seen, and what varies in each.
+
+    All sizes vary in one call, which has a single row: passes in double precision take long.
+    """
+    call = inputs
+    for each in varying:
+        call = _one_row(call, each) if each.is_batch else each.apply(call, _UNSEEN)
+    if varying:
+        yield list(varying), call
+    for each in varying:
+        if each.is_batch:
+            yield [each], each.apply(inputs, _UNSEEN)
+
+
+def _one_by_one(
+    inputs: CallInputs, varying: Sequence[Variation]
+) -> Iterator[tuple[Variation, CallInputs]]:
+    """The same sizes, one of them in each call."""
+    for each in varying:
+        yield each, _one_row(inputs, each) if each.is_batch else each.apply(inputs, _UNSEEN)
+
+
+def _one_row(inputs: CallInputs, batch: Variation) -> CallInputs:
+    return replace(batch, ways=(lambda n: 1,)).apply(inputs, 1)
 
 
 def _check_repeatable(made: TaskPass, call: CallInputs, expected: Any) -> None:
@@ -91,15 +148,18 @@ def _check_repeatable(made: TaskPass, call: CallInputs, expected: Any) -> None:
         )
 
 
-def take_back(made: TaskPass, found: Cut, inputs: CallInputs, kind: torch.dtype) -> None:
+def take_back(
+    made: TaskPass, found: Cut, inputs: CallInputs, answer: Any, kind: torch.dtype
+) -> None:
     """Take a graph from double precision to the type of its network, and compare once more.
 
-    The copy of the network, which nobody needs any more, changes its type as well.
+    ``answer`` is the network's answer in double precision. The copy of the network, which nobody
+    needs any more, changes its type as well.
 
     Raises:
         ExtractionError: they differ by more than rounding.
     """
-    wide = _real(made.answer(inputs))
+    wide = _real(answer)
     finish.as_before(found, kind)
     made.network.to(kind)
     to_kind = lambda t: t.to(kind) if t.dtype is torch.float64 else t  # noqa: E731

@@ -24,8 +24,8 @@ from ...common.inputs import CallInputs
 _BATCHES: tuple[Callable[[int], int], ...] = (
     lambda n: n + 1,
     lambda n: n + 3,
-    lambda n: 2 * n,
     lambda n: 3 * n,
+    lambda n: 2 * n,
 )
 _LENGTHS: tuple[Callable[[int], int], ...] = (
     lambda n: n + 1,
@@ -67,6 +67,11 @@ class Variation:
     @property
     def name(self) -> str:
         return ", ".join(self.names)
+
+    @property
+    def is_batch(self) -> bool:
+        """Is it the number of rows of a batch?"""
+        return self.ways is _BATCHES
 
     def apply(self, inputs: CallInputs, how: int) -> CallInputs:
         """The same call with other sizes, in one of ``len(ways)`` ways, counted from 1.
