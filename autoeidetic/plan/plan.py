@@ -16,6 +16,7 @@ from ..capture.graph import Capture
 from ..couple.groups import Group
 from ..couple.structure import Structure
 from ..couple.tables import Nested, ParameterUnits
+from .blocks import blocks_of
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -35,7 +36,8 @@ class Plan:
 
     ``groups`` are those of the backbone. ``outside`` marks the units of heads and of unused
     parameters, ``locked`` those that every task needs. ``constants`` are buffers that follow no
-    unit, ``aliases`` the other names of shared parameters. ``graph`` is the layer graph.
+    unit, ``aliases`` the other names of shared parameters. ``graph`` is the layer graph,
+    ``blocks`` the group of a convolution that each unit passes through.
     """
 
     units: int
@@ -52,6 +54,7 @@ class Plan:
     constants: tuple[str, ...]
     aliases: dict[str, str]
     graph: nx.DiGraph
+    blocks: Array
 
     @staticmethod
     def of(structure: Structure) -> Plan:
@@ -73,6 +76,7 @@ class Plan:
             constants=_constants(capture, coupling.buffers),
             aliases=dict(capture.aliases),
             graph=structure.graph,
+            blocks=blocks_of(coupling.parameters.values(), coupling.units),
         )
 
     def __deepcopy__(self, memo: Any) -> Plan:

@@ -42,7 +42,8 @@ def choose(
     first, and a unit is worth what everything that requires it is worth on top of its own
     score. No group is emptied: its best unit stays, and what that requires. When earlier tasks
     own units of a group and tasks may build on each other, that is enough for the group. Units in
-    ``spared`` stay.
+    ``spared`` stay. Of units that pass through a grouped convolution, equally many stay in each
+    of its groups, as far as that is possible.
     """
     plan = call_plan.plan
     reached = reach(plan.requires, plan.units + 1).reshape(-1, 2)
@@ -53,14 +54,31 @@ def choose(
     this = _Round(call_plan, owners, worth, prunable, fraction, since_start)
     wanted = this.quotas(over_network)
     chosen = np.zeros_like(owners.pruned)
+    used = owners.in_training | (owners.forward_transfer & (owners.task != FREE))
     for group in _required_first(call_plan):
         units = np.asarray(group.units)
         candidates = units[prunable[units] & ~chosen[units]]
         left = wanted[group.name] - int(chosen[units[owners.in_training[units]]].sum())
-        order = candidates[np.argsort(worth[candidates], kind="stable")]
+        order = _leaving_first(candidates, worth, plan.blocks, units[used[units] & ~chosen[units]])
         chosen[order[: max(left, 0)]] = True
         chosen = _dependents(plan.requires, chosen)
     return chosen & owners.in_training
+
+
+def _leaving_first(candidates: Array, worth: Array, blocks: Array, kept: Array) -> Array:
+    """The candidates in the order in which they leave: the lowest first, from the largest block."""
+    order = candidates[np.argsort(worth[candidates], kind="stable")]
+    block = blocks[order]
+    if not block.any():
+        return order
+    # block, by worth       a b c     d e       a leaves first, when 3 > 2; then b and d, the lower
+    # size before it left   3 2 1     2 1       one first; then c and e
+    grouped = np.argsort(block, kind="stable")
+    starts = np.searchsorted(block[grouped], block[grouped])
+    earlier = np.empty(len(order), int)
+    earlier[grouped] = np.arange(len(order)) - starts
+    size = np.bincount(blocks[kept], minlength=int(blocks.max()) + 1)[block]
+    return order[np.lexsort((np.arange(len(order)), earlier - size))]
 
 
 def _comparable(call_plan: CallPlan, owners: Owners, scores: Array) -> Array:
