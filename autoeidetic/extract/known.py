@@ -39,7 +39,7 @@ from .narrow import Extents, shape_of
 from .rules import Rule, rule_of
 
 #: A need of more separate extents than this is covered by one.
-_MOST_BOXES = 16
+_MOST_BOXES = 64
 
 
 @dataclass
@@ -136,25 +136,23 @@ class Known:
         if is_empty(extent):
             return
         extent = self.along_channels(given, extent)
-        boxes = _joined([*self.wanted.get(given, ()), extent])
+        boxes = _joined(self.wanted.get(given, []), extent)
         self.wanted[given] = boxes if len(boxes) <= _MOST_BOXES else [reduce(either, boxes)]
 
 
-def _joined(boxes: list[Extent]) -> list[Extent]:
-    """The same positions in fewer extents, where two of them make one."""
-    for last in range(len(boxes) - 1, 0, -1):
-        for first in range(last):
-            pairs = zip(boxes[first], boxes[last], strict=True)
-            differ = [d for d, (a, b) in enumerate(pairs) if not same((a,), (b,))]
-            if (
-                len(differ) <= 1
-                or holds(boxes[first], boxes[last])
-                or holds(boxes[last], boxes[first])
-            ):
-                one = either(boxes[first], boxes[last])
-                rest = [box for n, box in enumerate(boxes) if n not in (first, last)]
-                return _joined([*rest, one])
-    return boxes
+def _joined(boxes: list[Extent], new: Extent) -> list[Extent]:
+    """The same positions in fewer extents, where two of them make one.
+
+    Of the extents that are there already, no two do.
+    """
+    while True:
+        for number, box in enumerate(boxes):
+            differ = [not same((a,), (b,)) for a, b in zip(box, new, strict=True)]
+            if sum(differ) <= 1 or holds(box, new) or holds(new, box):
+                boxes, new = boxes[:number] + boxes[number + 1 :], either(box, new)
+                break
+        else:
+            return [*boxes, new]
 
 
 def _first(positions: Any) -> int:

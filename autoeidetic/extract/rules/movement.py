@@ -34,6 +34,8 @@ aten = torch.ops.aten
 Move = Callable[[Tensor], Tensor]
 #: A way to write a cut operator: (target, arguments after the operand, keyword arguments).
 Way = tuple[Any, tuple[Any, ...], dict[str, Any]]
+#: Positions along channels that are looked at one by one.
+_MOST_POSITIONS = 2**20
 
 
 class Movement(Rule):
@@ -57,9 +59,7 @@ class Movement(Rule):
         return forward(self.move(node, known), known.support(source), shape_of(source))
 
     def need(self, node: fx.Node, wanted: Extent, known: Known) -> None:
-        source = _source(node)
-        shown = backward(self.move(node, known), wanted, source, known)
-        known.demand(source, shown)
+        demand_shown(self.move(node, known), wanted, _source(node), known)
 
     def write(self, node: fx.Node, kept: Extent, out: Writer) -> Narrow:
         return self.write_move(node, node, self.move(node, out.known), kept, out)
@@ -323,7 +323,7 @@ class Split(Movement):
     def need_part(self, node: fx.Node, part: fx.Node, wanted: Extent, known: Known) -> None:
         source = _source(node)
         move = self.part(node, int(part.args[1]), known)  # type: ignore[arg-type]
-        known.demand(source, backward(move, wanted, source, known))
+        demand_shown(move, wanted, source, known)
 
     def write_part(self, node: fx.Node, part: fx.Node, kept: Extent, out: Writer) -> Narrow:
         move = self.part(node, int(part.args[1]), out.known)  # type: ignore[arg-type]
@@ -385,6 +385,44 @@ def backward(move: Move, inside: Extent, source: fx.Node, known: Known) -> Exten
         positions[shown.reshape(-1).numpy()] = True
         found.append(simple(positions[1:]))
     return tuple(found)
+
+
+def demand_shown(move: Move, inside: Extent, source: fx.Node, known: Known) -> None:
+    """Demand exactly what an extent of the result shows of the operand.
+
+    Channels that are scattered over the heads of an attention are no product of heads and
+    channels. The rest of such a product has weights that read everything.
+    """
+    around_all = backward(move, inside, source, known)
+    before = shape_of(source)
+    along = [d for d in sorted(known.channels.get(source, ())) if before[d] > 1]
+    sizes = [before[d] for d in along]
+    if len(along) < 2 or not 0 < math.prod(sizes) <= _MOST_POSITIONS:
+        known.demand(source, around_all)
+        return
+    # numbers of positions along channels, from 1: 0 are positions that the operator fills
+    number = torch.arange(1, math.prod(sizes) + 1, dtype=torch.int32).view(sizes)
+    number = number.view([before[d] if d in along else 1 for d in range(len(before))])
+    shown = cut_small(_run(move, number.expand(before)), inside)
+    held = np.zeros(math.prod(sizes) + 1, bool)
+    held[shown.reshape(-1).numpy()] = True
+    for box in _boxes(held[1:].reshape(sizes)):
+        extent = list(around_all)
+        for dim, positions in zip(along, box, strict=True):
+            extent[dim] = simple(positions)
+        known.demand(source, tuple(extent))
+
+
+def _boxes(held: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+    """Products that together are a set: those of the rows that have the same part of it."""
+    if held.ndim == 1:
+        if held.any():
+            yield (held,)
+        return
+    rows, which = np.unique(held.reshape(len(held), -1), axis=0, return_inverse=True)
+    for number, row in enumerate(rows):
+        for rest in _boxes(row.reshape(held.shape[1:])):
+            yield (which.reshape(-1) == number, *rest)
 
 
 def cut_small(value: Tensor, extent: Extent) -> Tensor:
