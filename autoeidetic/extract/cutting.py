@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, fx
 
+from ..capture.capture import first_line
 from ..capture.graph import Capture
 from ..common.inputs import CallInputs
+from ..errors import AutoeideticError
 from .known import analyse
 from .sizes import Variant, Variation, generalise
 from .writer import Writer
@@ -103,8 +105,7 @@ def _varied(
         try:
             made = capture(variation.apply(inputs, how))
         except Exception as error:  # the model's own code may raise anything at other sizes
-            cause = error.__cause__ or error
-            reason = reason or (str(cause).splitlines() or [type(cause).__name__])[0]
+            reason = reason or _why(error)
         else:
             if operators(made) != operators(base):
                 # sizes with the same operators may exist, but no graph tells which they are
@@ -120,6 +121,11 @@ def _varied(
     if len(found) > 1:
         return found, ""
     return [], reason or "the model does not run at other sizes"
+
+
+def _why(error: Exception) -> str:
+    """The model's own reason for not taking a size, if it is its own code that raised."""
+    return (isinstance(error, AutoeideticError) and error.reason) or first_line(error)
 
 
 def _together(
