@@ -27,11 +27,11 @@ from ..routing.prediction import check_router
 from ..tasks import reference
 from ..tasks.network import Network
 from ..tasks.protection import device_of
-from . import compare, costs, finish
+from . import compare, costs, finish, limits
 from .cutting import Cut, cut
 from .program import ExtractReport, Program
 from .same_answers import Compared, compared_with, take_back
-from .sizes import variations
+from .sizes import Variation, variations
 from .task_pass import TaskPass
 
 
@@ -98,6 +98,10 @@ def _extract(network: Network, asked: Asked) -> Program:
         inputs = _with_a_batch(made, _inputs(source, rows))
         names = finish.input_names(source.backbone, inputs)
         found, compared = _cut_and_compared(made, asked, inputs, names)
+        if _is_batch_fixed(found, inputs):  # then at the example's, not at that of a few rows
+            inputs = _inputs(source, None)
+            found, compared = _cut_and_compared(made, asked, inputs, names)
+        limits.write_checks(found.graph, inputs, found.varying, found.pinned)
         report = ExtractReport(
             tasks=asked.names,
             parameters_before=costs.parameters(network, asked.answering, asked.headless),
@@ -109,9 +113,11 @@ def _extract(network: Network, asked: Asked) -> Program:
             compared_at=compared.shapes,
             dynamic=tuple(name for each in found.varying for name in each.names),
             fixed=tuple(found.fixed),
+            limits=limits.texts(found.varying),
         )
         if double:
             take_back(made, found, inputs, compare.only_type(network))
+        rows = None if _is_batch_fixed(found, inputs) else rows
         example = finish.arguments(_inputs(network, rows)).args
         return Program.of(found.attributes, found.graph, report, found.trainable, example)
 
@@ -169,20 +175,29 @@ def _with_a_batch(made: TaskPass, inputs: CallInputs) -> CallInputs:
     return inputs
 
 
+def _is_batch_fixed(found: Cut, inputs: CallInputs) -> bool:
+    varying = {place for each in found.varying for place in each.places}
+    return any(not varying.issuperset(batch.places) for batch in variations(inputs)[:1])
+
+
 def _cut_and_compared(
     made: TaskPass, asked: Asked, inputs: CallInputs, names: Sequence[str]
 ) -> tuple[Cut, Compared]:
     """The cut graph, once it answers as the network does; sizes at which it does not are fixed."""
     wanted = variations(inputs, names)
     fixed: list[str] = []
+    pinned: list[Variation] = []
     single = asked.answering[0] if asked.single else None
     while True:
         found = cut(made.capture, inputs, wanted)
         found.fixed += fixed
+        found.pinned += pinned
         finish.finish(found, names, single, asked.routes)
         compared = compared_with(made, found, inputs, asked.single)
         if compared.wrong is None:
+            found.varying = list(compared.varying)
             return found, compared
+        pinned.append(compared.wrong)
         fixed.append(f"{compared.wrong.name}: the program has other answers at other sizes")
         wanted = [each for each in wanted if not set(each.places) & set(compared.wrong.places)]
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from ..common.inputs import CallInputs
 from ..errors import ExtractionError
 from . import compare, finish
 from .cutting import Cut
+from .limits import has_limits, limited
 from .sizes import Variation
 from .task_pass import TaskPass
 
@@ -28,12 +32,14 @@ _TIMES_ROUNDING = 10
 class Compared:
     """The largest difference from the network, and the shapes at which it was sought.
 
-    ``wrong`` is a variation of sizes under which the program is not the network.
+    ``wrong`` is a variation of sizes under which the program is not the network; ``varying`` are
+    the others, with the limits within which it is.
     """
 
     difference: float
     shapes: tuple[tuple[int, ...], ...]
     wrong: Variation | None = None
+    varying: tuple[Variation, ...] = ()
 
 
 def compared_with(made: TaskPass, found: Cut, inputs: CallInputs, single: bool) -> Compared:
@@ -44,6 +50,7 @@ def compared_with(made: TaskPass, found: Cut, inputs: CallInputs, single: bool) 
     """
     program = found.module()
     worst, shapes = 0.0, []
+    beyond: set[int] = set()  # sizes at which they differ, which limits exclude
     for variation, call in _other_sizes(inputs, found.varying):
         try:
             expected = finish.plain(made.answer(call))
@@ -55,18 +62,44 @@ def compared_with(made: TaskPass, found: Cut, inputs: CallInputs, single: bool) 
         try:
             answered, limit = compare.run(program, given)
         except Exception as error:  # shapes that do not fit
-            if variation is not None:
-                return Compared(float("inf"), (), variation)
-            raise compare.broken(error) from error
-        differs = compare.difference(expected[0] if single else expected, answered)
-        if differs > limit:
+            if variation is None:
+                raise compare.broken(error) from error
+            differs = limit = float("inf")
+        else:
+            differs = compare.difference(expected[0] if single else expected, answered)
+        if differs > limit or math.isinf(differs):
+            if variation is not None and has_limits(variation, inputs, call):
+                beyond.update(variation.sizes_in(call))
+                continue
             if variation is not None:
                 return Compared(differs, (), variation)
             _check_repeatable(made, call, expected)
             raise compare.refusal(differs, limit, found.writer, inputs)
         worst = max(worst, differs)
         shapes += [tuple(tensor.shape) for tensor in given.args[:1]]
-    return Compared(worst, tuple(shapes))
+    varying: list[Variation] = []
+    for variation in found.varying:
+        right = partial(_same, made, program, single)
+        within = limited(variation, inputs, right, beyond)
+        if within is None:
+            return Compared(float("inf"), (), variation)
+        varying.append(within)
+    return Compared(worst, tuple(shapes), None, tuple(varying))
+
+
+def _same(made: TaskPass, program: fx.GraphModule, single: bool, call: CallInputs) -> bool:
+    """Is the program the network, or does the model not take the call?"""
+    given = finish.arguments(call)
+    for analysed in (False, True):  # an analysis takes long, and rarely changes an answer
+        try:
+            expected = finish.plain(made.answer(call, analysed=analysed))
+        except Exception:
+            return True
+        with suppress(Exception):  # shapes that do not fit
+            answered, limit = compare.run(program, given)
+            if compare.difference(expected[0] if single else expected, answered) <= limit:
+                return True
+    return False
 
 
 def _other_sizes(
@@ -75,8 +108,7 @@ def _other_sizes(
     """The inputs as they are, then with sizes that no capture has seen."""
     yield None, inputs
     for variation in varying[:1]:  # the batch
-        alone = replace(variation, ways=(lambda n: 1,))
-        yield variation, alone.apply(inputs, 1)
+        yield variation, variation.at(inputs, 1)
     for variation in varying:
         yield variation, variation.apply(inputs, _UNSEEN)
 

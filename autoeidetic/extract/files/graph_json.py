@@ -27,9 +27,11 @@ from ..spelling import Call, functions, methods, overload_of
 
 _AGAIN = "use an intact copy of the file, or save the program again"
 _ATEN = "torch.ops.aten."
-#: Functions of numbers, for sizes, beside those that have a spelling.
+#: Functions of numbers, for sizes and checks of them, beside those that have a spelling.
 _NUMBERS = {
     **{f"operator.{f.__name__}": f for f in (operator.floordiv, operator.mod, operator.getitem)},
+    **{f"operator.{f.__name__}": f for f in (operator.eq, operator.ge, operator.le)},
+    "torch._assert": torch._assert,
     **{f"math.{f.__name__}": f for f in (math.ceil, math.floor, math.sqrt, math.trunc)},
     **{
         f"torch.{name}": getattr(torch, name)

@@ -52,11 +52,16 @@ class Variation:
 
     ``places`` are pairs of an input's number, among the tensors of the call, and a dimension;
     ``arguments`` are the names of these inputs; ``ways`` make another size from a size.
+    ``captured`` are the sizes of the first place that are known to work; beyond ``least`` and
+    ``most`` it does not.
     """
 
     places: tuple[tuple[int, int], ...]
     arguments: tuple[str, ...]
     ways: tuple[Callable[[int], int], ...]
+    captured: tuple[int, ...] = ()
+    least: int | None = None
+    most: int | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -67,6 +72,16 @@ class Variation:
     @property
     def name(self) -> str:
         return ", ".join(self.names)
+
+    def sizes_in(self, inputs: CallInputs) -> list[int]:
+        """The sizes of a call that vary, one for each place."""
+        leaves = pytree.tree_leaves((inputs.args, inputs.kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        return [tensors[number].shape[dim] for number, dim in self.places]
+
+    def at(self, inputs: CallInputs, size: int) -> CallInputs:
+        """The same call with one size at all places."""
+        return replace(self, ways=(lambda _: size,)).apply(inputs, 1)
 
     def apply(self, inputs: CallInputs, how: int) -> CallInputs:
         """The same call with other sizes, in one of ``len(ways)`` ways, counted from 1.
