@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,8 @@ def test_limits_go_with_the_program(tmp_path: Path) -> None:
     again = autoeidetic.load(files[0])
     assert again.report == program.report
     compiled = torch.compile(program, fullgraph=True, dynamic=True, backend="eager")
-    for module in (again, torch.export.load(files[1]).module(), compiled):
+    exported, unpickled = torch.export.load(files[1]).module(), pickle.loads(pickle.dumps(program))
+    for module in (again, exported, unpickled, compiled):
         for length in (13, 20):
             x = sequences(length)
             assert far(program(x), module(x)) < 1e-5
