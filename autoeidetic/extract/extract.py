@@ -156,6 +156,10 @@ def _answered(network: Network, asked: Asked) -> Iterator[int | None]:
 
 def _copied(network: Network) -> Network:
     source = copy.deepcopy(network)
+    for parameter in source.parameters():
+        if parameter.is_floating_point() or parameter.is_complex():
+            # those of a program can be trained; for others torch runs operators without gradient
+            parameter.requires_grad_(True)
     if source.diverged():  # what finished tasks do not read; NaN times zero would be NaN
         with torch.no_grad():
             for tensor in source.trained_tensors().values():

@@ -8,6 +8,7 @@ import operator
 import os
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 import torch
 from checkpoint.test_checkpoint import edit, small
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 import autoeidetic
 from autoeidetic.common import archive
@@ -608,6 +609,31 @@ def test_what_onnx_does_not_have(tmp_path: Path, capfd: pytest.CaptureFixture[st
         program.save(tmp_path / "program.onnx")
     assert capfd.readouterr() == ("", "")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:sizes of inputs")  # torch fixes the length of an LSTM's input
+def test_what_no_runtime_of_onnx_would_load(tmp_path: Path) -> None:
+    """Torch writes a file for an LSTM with projections, but not one of valid ONNX."""
+    pytest.importorskip("onnxscript")
+    file = tmp_path / "program.onnx"
+    program = autoeidetic.slim(Projected(), 1.0, torch.randn(2, 5, 6))
+    with suppress(CheckpointError):
+        program.save(file)
+    if file.exists():  # later versions of torch
+        session = pytest.importorskip("onnxruntime").InferenceSession(file)
+        x = torch.randn(3, 5, 6)
+        (found,) = session.run(None, {"x": x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), program(x).detach())
+
+
+class Projected(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.LSTM(6, 8, proj_size=4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x)[0].mean(1))
 
 
 def test_what_is_too_large_for_onnx(tmp_path: Path, monkeypatch: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -64,9 +65,12 @@ def write_onnx(program: Program, file: Path) -> None:
         with undisturbed(quiet=True), _silent():
             # weights in the file itself: a second file beside it could get lost
             model = torch.onnx.export(made, dynamo=True, external_data=False, verbose=False)
+            assert model is not None
+            # torch writes some operators (projections of an LSTM) in a way that no runtime loads
+            checker = import_module("onnx.checker")
+            checker.check_model(model.model_proto, full_check=True)
     except Exception as error:  # operators without a counterpart, versions that do not fit
         raise _refused("ONNX has no counterpart of the program", error) from error
-    assert model is not None
     try:
         with replacing(file) as temporary:
             model.save(temporary, external_data=False)
