@@ -614,7 +614,7 @@ def test_what_onnx_does_not_have(tmp_path: Path, capfd: pytest.CaptureFixture[st
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:sizes of inputs")  # torch fixes the length of an LSTM's input
 def test_what_no_runtime_of_onnx_would_load(tmp_path: Path) -> None:
-    """Torch writes a file for an LSTM with projections, but not one of valid ONNX."""
+    """Torch writes a file for an LSTM with projections, but not one that runs."""
     pytest.importorskip("onnxscript")
     file = tmp_path / "program.onnx"
     program = autoeidetic.slim(Projected(), 1.0, torch.randn(2, 5, 6))
