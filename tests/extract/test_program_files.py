@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from checkpoint.test_checkpoint import edit, small
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -521,6 +522,36 @@ def test_operators_that_a_file_may_name() -> None:
                 assert not any(arg.name == "filename" for arg in found._schema.arguments)
     assert {"conv2d", "lstm", "index", "_softmax", "grid_sampler_2d"} <= allowed
     assert not allowed & {"from_file", "save", "set_", "resize_", "_print", "manual_seed", "warn"}
+
+
+class Applies(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.a, self.head = nn.Conv2d(3, 6, 3), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.function(self.a(x)).mean((2, 3)))
+
+
+PRIVATE: dict[str, Callable[[Tensor], Tensor]] = {
+    "nearest": lambda h: F.interpolate(h, (5, 4), mode="nearest-exact"),
+    "bilinear": lambda h: F.interpolate(h, (5, 4), mode="bilinear", antialias=True),
+    "bicubic": lambda h: F.interpolate(h, (5, 4), mode="bicubic", antialias=True),
+    "distances": lambda h: h @ torch.cdist(h, h),
+    "determinant": lambda h: h * torch.linalg.det(h)[..., None, None].tanh(),
+    "singular values": lambda h: h * torch.linalg.svdvals(h)[..., None],
+    "solution": lambda h: torch.linalg.solve(h, h.mT),
+}
+
+
+@pytest.mark.filterwarnings("ignore::autoeidetic.errors.UnhandledOperatorWarning")
+@pytest.mark.parametrize("name", PRIVATE)
+def test_private_operators_of_models(name: str, tmp_path: Path) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    program = autoeidetic.slim(Applies(PRIVATE[name]), 0.5, x)
+    program.save(tmp_path / "program.safetensors")
+    assert same(autoeidetic.load(tmp_path / "program.safetensors")(x), program(x))
 
 
 # -- exported files -------------------------------------------------------------------------------

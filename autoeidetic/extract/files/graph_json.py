@@ -41,10 +41,12 @@ _NUMBERS = {
 #: Private operators of ATen that models consist of. Others may expect arguments that nobody checks.
 _PRIVATE = frozenset(
     """
-    _adaptive_avg_pool2d _adaptive_avg_pool3d _embedding_bag _fft_c2c _fft_c2r _fft_r2c _log_softmax
-    _native_batch_norm_legit_no_training _prelu_kernel _safe_softmax
+    _adaptive_avg_pool2d _adaptive_avg_pool3d _cdist_forward _embedding_bag _fft_c2c _fft_c2r
+    _fft_r2c _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd _log_softmax
+    _native_batch_norm_legit_no_training _pdist_forward _prelu_kernel _safe_softmax
     _scaled_dot_product_flash_attention_for_cpu _softmax _to_copy _trilinear _unsafe_view
-    _weight_norm_interface
+    _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d
+    _upsample_nearest_exact2d _upsample_nearest_exact3d _weight_norm_interface
     """.split()
 )
 #: The results that an operator may have; those of from_file are the content of any file.
