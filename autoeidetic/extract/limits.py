@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -48,8 +49,12 @@ def limited(
     ``right`` compares the program with the network for a call; ``known`` are sizes for which it may
     be false.
     """
+    # captured with the same change of height and width: is one of them free of the other?
+    calls = [each.apply(inputs, how) for each in variation.alone() for how in (1, 2)]
+    free = all(map(right, calls))
     if not _is_one_size(variation, inputs):
-        return variation
+        return variation if free else None
+    variation = replace(variation, equal=not free)
     size = variation.sizes_in(inputs)[0]
     least, most = min(variation.captured), max(variation.captured)
     is_right = lambda size: right(variation.at(inputs, size))  # noqa: E731
@@ -79,12 +84,13 @@ def _limit(right: Callable[[int], bool], inside: int, outside: Iterable[int]) ->
 
 def texts(varying: Sequence[Variation]) -> tuple[str, ...]:
     """The limits of sizes that vary, such as ``x: dimension 1: at most 21``."""
-    return tuple(
+    found = [
         f"{name}: {words} {bound}"
         for each in varying
         for name in each.names
         for words, _, bound in _bounds(each)
-    )
+    ]
+    return (*found, *(text for each in varying for _, _, text in _pairs(each)))
 
 
 def _bounds(variation: Variation) -> Iterator[tuple[str, Callable[..., bool], int]]:
@@ -92,6 +98,15 @@ def _bounds(variation: Variation) -> Iterator[tuple[str, Callable[..., bool], in
         yield "at least", operator.ge, variation.least
     if variation.most is not None:
         yield "at most", operator.le, variation.most
+
+
+def _pairs(variation: Variation) -> Iterator[tuple[tuple[int, int], tuple[int, int], str]]:
+    """The sizes of an input that must be equal, two by two."""
+    alone = variation.alone() if variation.equal else []
+    for one, other in pairwise(alone):
+        (first,), (second,) = one.places, other.places
+        if first[0] == second[0]:
+            yield first, second, f"{other.name}: equal to dimension {first[1]}"
 
 
 def write_checks(
@@ -108,8 +123,9 @@ def write_checks(
     for variation in varying:
         for words, holds, bound in _bounds(variation):
             for place, name in zip(variation.places, variation.names, strict=True):
-                text = f"{name} must be {words} {bound}: see report.limits of the program"
-                made.write(place, holds, bound, text)
+                made.write(place, holds, bound, _sentence(f"{name}: {words} {bound}"))
+        for first, second, text in _pairs(variation):
+            made.write(second, operator.eq, made.size(first), _sentence(text))
     free = {place for each in varying for place in each.places}
     for variation in pinned:
         sizes = zip(variation.places, variation.names, variation.sizes_in(inputs), strict=True)
@@ -118,6 +134,12 @@ def write_checks(
                 free.add(place)
                 text = f"{name} must be {size}: see report.fixed of the program"
                 made.write(place, operator.eq, size, text)
+
+
+def _sentence(limit: str) -> str:
+    """What a program says when a size is beyond a limit."""
+    name, _, words = limit.rpartition(": ")
+    return f"{name} must be {words}: see report.limits of the program"
 
 
 class _Checks:
@@ -129,13 +151,18 @@ class _Checks:
         self._behind: Any = self._inputs[-1].next
         self._sizes: dict[tuple[int, int], fx.Node] = {}
 
-    def write(
-        self, place: tuple[int, int], holds: Callable[..., bool], bound: int, text: str
-    ) -> None:
-        number, dim = place
-        with self._graph.inserting_before(self._behind):
-            if place not in self._sizes:
+    def size(self, place: tuple[int, int]) -> fx.Node:
+        if place not in self._sizes:
+            number, dim = place
+            with self._graph.inserting_before(self._behind):
                 self._sizes[place] = self._graph.call_method("size", (self._inputs[number], dim))
+        return self._sizes[place]
+
+    def write(
+        self, place: tuple[int, int], holds: Callable[..., bool], bound: Any, text: str
+    ) -> None:
+        size = self.size(place)
+        with self._graph.inserting_before(self._behind):
             # unlike an if, export turns it into a range of the size
-            fits = self._graph.call_function(holds, (self._sizes[place], bound))
+            fits = self._graph.call_function(holds, (size, bound))
             self._graph.call_function(torch._assert, (fits, text))

@@ -131,6 +131,40 @@ def test_inputs_without_a_batch(of: str) -> None:
     assert autoeidetic.slim(model, 0.5, x, of=of)(x).shape == (3,)
 
 
+class Scaled(nn.Module):
+    """Divides by the side of a square as large as the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.a(x).sum((2, 3)) / math.sqrt(x.shape[2] * x.shape[3]))
+
+
+def test_height_and_width_that_must_be_equal(tmp_path: Path) -> None:
+    net = grown(Scaled(), torch.randn(2, 3, 16, 16), [3])
+    program = net.extract(0)
+    assert program.report.dynamic[1:] == ("x: dimension 2", "x: dimension 3")
+    assert program.report.limits == ("x: dimension 3: equal to dimension 2",)
+    program.save(tmp_path / "program.pt2")
+    exported = torch.export.load(tmp_path / "program.pt2").module()
+    for side in (5, 16, 23):
+        x = torch.randn(3, 3, side, side)
+        assert far(called(net, x, task=0), called(program, x)) < 1e-5
+        assert far(called(program, x), called(exported, x)) < 1e-5
+    with pytest.raises(AssertionError, match="x: dimension 3 must be equal to dimension 2"):
+        program.forward(torch.randn(2, 3, 16, 20))
+
+
+def test_height_and_width_of_an_image_that_is_no_square() -> None:
+    net = grown(Scaled(), torch.randn(2, 3, 16, 20), [3])
+    program = net.extract(0)
+    assert program.report.dynamic == ("x: dimension 0",)
+    with pytest.raises(AssertionError, match="x: dimension 2 must be 16"):
+        program.forward(torch.randn(2, 3, 20, 16))
+
+
 class Picky(nn.Module):
     def __init__(self) -> None:
         super().__init__()

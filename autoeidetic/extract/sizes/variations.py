@@ -53,7 +53,7 @@ class Variation:
     ``places`` are pairs of an input's number, among the tensors of the call, and a dimension;
     ``arguments`` are the names of these inputs; ``ways`` make another size from a size.
     ``captured`` are the sizes of the first place that are known to work; beyond ``least`` and
-    ``most`` it does not.
+    ``most`` it does not. ``equal``: height and width must be the same.
     """
 
     places: tuple[tuple[int, int], ...]
@@ -62,6 +62,7 @@ class Variation:
     captured: tuple[int, ...] = ()
     least: int | None = None
     most: int | None = None
+    equal: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -78,6 +79,16 @@ class Variation:
         leaves = pytree.tree_leaves((inputs.args, inputs.kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         return [tensors[number].shape[dim] for number, dim in self.places]
+
+    def alone(self) -> list[Variation]:
+        """The sizes of an input that has several in this variation, one by one."""
+        pairs = list(zip(self.places, self.arguments, strict=True))
+        inputs = [number for number, _ in self.places]
+        return [
+            replace(self, places=(place,), arguments=(name,))
+            for place, name in pairs
+            if inputs.count(place[0]) > 1
+        ]
 
     def at(self, inputs: CallInputs, size: int) -> CallInputs:
         """The same call with one size at all places."""
