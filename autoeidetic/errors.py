@@ -52,10 +52,18 @@ class AutoeideticError(Exception):
         self.remedy = remedy
         #: The part of the model's graph that was recorded before a capture failed.
         self.captured: object = None
+        #: What the model's own code raised, if that is the cause.
+        self.reason = ""
         # one fact, then one line each for place and remedy:  fact / where: ... / remedy: ...
         where = str(self.place)
         text = fact if not where else f"{fact}\n  where: {where}"
         super().__init__(text if not remedy else f"{text}\n  remedy: {remedy}")
+
+    def alone(self) -> AutoeideticError:
+        """The same error without traceback, causes and capture, which keep tensors alive."""
+        copied = type(self)(self.fact, place=self.place, remedy=self.remedy)
+        copied.reason = self.reason
+        return copied
 
     @property
     def module(self) -> str:

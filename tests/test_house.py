@@ -85,7 +85,7 @@ FOREIGN = {
     "_version",
     "_BatchNorm", "_NormBase", "_parameters", "_buffers", "_modules", "_forward_hooks",
     "_forward_pre_hooks", "_global_forward_hooks", "_global_forward_pre_hooks",
-    "_non_persistent_buffers_set", "_apply", "_getframe",
+    "_non_persistent_buffers_set", "_apply", "_getframe", "_assert",
 }  # fmt: skip
 
 

@@ -111,12 +111,17 @@ def _failure(model: nn.Module, first: _RunError, second: _RunError | None) -> Ca
     last = second or first
     failure = CaptureError("\n  ".join(facts), place=last.place, remedy=remedy)
     failure.captured = last.captured
+    failure.reason = first_line(last.error)
     return failure
 
 
 def _fact(way: str, error: Exception) -> str:
-    text = str(error).strip() or repr(error)
-    return f"{way}: {type(error).__name__}: {text.splitlines()[0]}"
+    return f"{way}: {type(error).__name__}: {first_line(error)}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error; the others are most often advice."""
+    return (str(error).strip() or repr(error)).splitlines()[0]
 
 
 def _run(model: nn.Module, inputs: Sequence[CallInputs], way: str) -> Capture:

@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..capture.capture import first_line
 from ..capture.graph import place as place_of
 from ..common.inputs import CallInputs
 from ..common.undisturbed import undisturbed
@@ -164,5 +165,4 @@ def refusal(
 
 def broken(error: Exception) -> ExtractionError:
     """The error for a program that does not run."""
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return ExtractionError(f"the program does not run: {reason}", remedy=_REPORT)
+    return ExtractionError(f"the program does not run: {first_line(error)}", remedy=_REPORT)

@@ -10,14 +10,17 @@ Sizes for which no single graph is found are fixed, with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, fx
 
+from ..capture.capture import first_line
 from ..capture.graph import Capture
 from ..common.inputs import CallInputs
+from ..errors import AutoeideticError
 from .known import analyse
-from .sizes import Variant, Variation, generalise
+from .own_names import own_path
+from .sizes import SizeProblem, Variant, Variation, generalise
 from .writer import Writer
 
 #: How often each size is varied: two values leave formulas that a third one tells apart.
@@ -33,6 +36,7 @@ class Cut:
 
     ``trainable`` are the tensors that are made of parameters; ``writer`` has the graph as it was
     written for the base sizes, with the value of the captured graph that each node stands for.
+    ``pinned`` are sizes that are fixed although the model takes others.
     """
 
     graph: fx.Graph
@@ -41,6 +45,7 @@ class Cut:
     writer: Writer
     varying: list[Variation] = field(default_factory=list)
     fixed: list[str] = field(default_factory=list)
+    pinned: list[Variation] = field(default_factory=list)
 
     def module(self) -> fx.GraphModule:
         """The graph as a module that can be run."""
@@ -62,15 +67,17 @@ def cut(
     base = capture(inputs)
     found: list[tuple[Variation, Captures]] = []
     fixed: dict[str, str] = {}
+    pinned: list[Variation] = []
     covered: set[tuple[int, int]] = set()
     for variation in variations:
         if covered.issuperset(variation.places):
             continue
-        captures, reason = _varied(capture, base, inputs, variation)
+        varied, captures, reason = _varied(capture, base, inputs, variation)
         if reason:
             fixed.setdefault(variation.name, reason)
+            pinned += [variation] if len(varied.captured) > 1 else []
         else:
-            found.append((variation, captures))
+            found.append((varied, captures))
             covered.update(variation.places)
             fixed = {name: why for name, why in fixed.items() if name not in variation.names}
     while True:
@@ -82,10 +89,12 @@ def cut(
         if result is not None:
             result.varying = [variation for variation, _ in found]
             result.fixed = [f"{name}: {why}" for name, why in fixed.items()]
+            result.pinned = pinned
             return result
         # the batch comes first and goes last; a single capture is always a graph
         variation, _ = found.pop()
         fixed[variation.name] = reason
+        pinned.append(variation)
 
 
 def _whole(captured: Capture) -> Variant:
@@ -99,31 +108,43 @@ def _varied(
     base: Capture,
     inputs: CallInputs,
     variation: Variation,
-) -> tuple[Captures, str]:
-    """Captures with other sizes, or the reason why there are none."""
+) -> tuple[Variation, Captures, str]:
+    """The variation with its captured sizes, and captures with these, or why there are none."""
     found: Captures = []
     reason = ""
+    varied = replace(variation, captured=tuple(variation.sizes_in(inputs)[:1]))
     for how in range(1, len(variation.ways) + 1):
+        other = variation.apply(inputs, how)
         try:
-            made = capture(variation.apply(inputs, how))
+            made = capture(other)
         except Exception as error:  # the model's own code may raise anything at other sizes
-            cause = error.__cause__ or error
-            reason = reason or (str(cause).splitlines() or [type(cause).__name__])[0]
+            reason = reason or _why(error)
         else:
+            sizes = (*varied.captured, *variation.sizes_in(other)[:1])
+            varied = replace(varied, captured=sizes)
             if operators(made) != operators(base):
                 # sizes with the same operators may exist, but no graph tells which they are
-                return [], "the model runs other operators at other sizes"
+                return varied, [], "the model runs other operators at other sizes"
             found.append(made)
             problem = generalise([_whole(each) for each in (base, *found)])[1]
             if problem is not None:  # as captured: cutting takes longer, and rarely changes it
-                return [], str(problem)
+                return varied, [], _text(problem)
         if len(found) == _TIMES:
-            return found, ""
+            return varied, found, ""
         if not found and how >= _TIMES:
             break
     if len(found) > 1:
-        return found, ""
-    return [], reason or "the model does not run at other sizes"
+        return varied, found, ""
+    return varied, [], reason or "the model does not run at other sizes"
+
+
+def _text(problem: SizeProblem) -> str:
+    return str(replace(problem, module=own_path(problem.module, None)))
+
+
+def _why(error: Exception) -> str:
+    """The model's own reason for not taking a size, if it is its own code that raised."""
+    return (isinstance(error, AutoeideticError) and error.reason) or first_line(error)
 
 
 def _together(
@@ -166,7 +187,7 @@ def _cut(base: Capture, others: Captures) -> tuple[Cut | None, str]:
     variants = [Variant(writer.graph, writer.attributes) for writer in writers]
     merged, problem = generalise(variants)
     if problem is not None and others:
-        return None, str(problem)
+        return None, _text(problem)
     return Cut(merged.graph, merged.attributes, writers[0].trainable, writers[0]), ""
 
 

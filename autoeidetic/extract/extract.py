@@ -9,7 +9,7 @@ compared          with the network, at other sizes              same_answers.py
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -27,11 +27,11 @@ from ..routing.prediction import check_router
 from ..tasks import reference
 from ..tasks.network import Network
 from ..tasks.protection import device_of
-from . import compare, costs, finish
+from . import compare, costs, finish, limits
 from .cutting import Cut, cut
 from .program import ExtractReport, Program
 from .same_answers import Compared, compared_with, take_back
-from .sizes import variations
+from .sizes import Variation, variations
 from .task_pass import TaskPass
 
 
@@ -67,8 +67,9 @@ def extract_slim(network: Network) -> Program:
 def measure(network: Network) -> tuple[int, int]:
     """Parameters and multiply-adds that such a program would have."""
     _check(network)
-    inputs = _inputs(network)
-    made = _pass(network, _whole_model(network))
+    asked = _whole_model(network)
+    inputs = _inputs(network, _rows(network, asked))
+    made = _pass(network, asked)
     found = cut(made.capture, inputs, ())
     parameters = sum(found.attributes[name].numel() for name in found.trainable)
     return parameters, costs.multiply_adds(found.module(), finish.arguments(inputs).args)
@@ -78,7 +79,7 @@ def costs_before(network: Network) -> tuple[int, int]:
     """Parameters and multiply-adds of the model itself."""
     asked = _whole_model(network)
     parameters = costs.parameters(network, asked.answering, asked.headless)
-    return parameters, costs.of_network(network, _inputs(network))
+    return parameters, costs.of_network(network, _inputs(network, _rows(network, asked)))
 
 
 def _whole_model(network: Network) -> Asked:
@@ -92,11 +93,15 @@ def _pass(network: Network, asked: Asked) -> TaskPass:
 
 def _extract(network: Network, asked: Asked) -> Program:
     with undisturbed(trainable=True, autocast=(device_of(network.backbone, "").type,)):
-        source, double = _working_copy(network, asked)
+        source, rows, double = _working_copy(network, asked)
         made = _pass(source, asked)
-        inputs = _with_a_batch(made, _inputs(source))
+        inputs = _with_a_batch(made, _inputs(source, rows))
         names = finish.input_names(source.backbone, inputs)
         found, compared = _cut_and_compared(made, asked, inputs, names)
+        if _is_batch_fixed(found, inputs):  # then at the example's, not at that of a few rows
+            inputs = _inputs(source, None)
+            found, compared = _cut_and_compared(made, asked, inputs, names)
+        limits.write_checks(found.graph, inputs, found.varying, found.pinned)
         report = ExtractReport(
             tasks=asked.names,
             parameters_before=costs.parameters(network, asked.answering, asked.headless),
@@ -108,28 +113,53 @@ def _extract(network: Network, asked: Asked) -> Program:
             compared_at=compared.shapes,
             dynamic=tuple(name for each in found.varying for name in each.names),
             fixed=tuple(found.fixed),
+            limits=limits.texts(found.varying),
         )
         if double:
             take_back(made, found, inputs, compared.answer, compare.only_type(network))
-        example = finish.arguments(_inputs(network)).args
+        rows = None if _is_batch_fixed(found, inputs) else rows
+        example = finish.arguments(_inputs(network, rows)).args
         return Program.of(found.attributes, found.graph, report, found.trainable, example)
 
 
-def _working_copy(network: Network, asked: Asked) -> tuple[Network, bool]:
-    """A copy of the network, which learns other calls; is it in double precision?
+def _working_copy(network: Network, asked: Asked) -> tuple[Network, int | None, bool]:
+    """A copy of the network, which learns other calls; the rows of its example that it takes.
 
-    There a mistake is no rounding, and what is folded is rounded only once.
+    The last value tells if it is in double precision. There a mistake is no rounding, and what is
+    folded is rounded only once.
     """
     if compare.can_double(network):
         source = _copied(network).double()
-        with suppress(Exception):  # code that casts to a type of its own runs in no other one
-            _pass(source, asked).answer(_inputs(source), stock_norms=True)
-            return source, True
-    return _copied(network), False
+        # code that casts to a type of its own runs in no other one
+        for rows in _answered(source, asked):
+            return source, rows, True
+    source = _copied(network)
+    return source, _rows(source, asked), False
+
+
+def _rows(network: Network, asked: Asked) -> int | None:
+    """The rows of the example that a network takes: a few, or all of them (None)."""
+    return next(_answered(network, asked), None)
+
+
+def _answered(network: Network, asked: Asked) -> Iterator[int | None]:
+    """The numbers of rows of the example that the network answers.
+
+    A few rows are enough, unless the model only takes the batch size of its example, or its inputs
+    have no batch.
+    """
+    for rows in dict.fromkeys((reference.few_rows(network), None)):
+        with suppress(Exception):  # the model's own code may raise anything
+            _pass(network, asked).answer(_inputs(network, rows), stock_norms=True)
+            yield rows
 
 
 def _copied(network: Network) -> Network:
     source = copy.deepcopy(network)
+    for parameter in source.parameters():
+        if parameter.is_floating_point() or parameter.is_complex():
+            # those of a program can be trained; for others torch runs operators without gradient
+            parameter.requires_grad_(True)
     if source.diverged():  # what finished tasks do not read; NaN times zero would be NaN
         with torch.no_grad():
             for tensor in source.trained_tensors().values():
@@ -149,20 +179,29 @@ def _with_a_batch(made: TaskPass, inputs: CallInputs) -> CallInputs:
     return inputs
 
 
+def _is_batch_fixed(found: Cut, inputs: CallInputs) -> bool:
+    varying = {place for each in found.varying for place in each.places}
+    return any(not varying.issuperset(batch.places) for batch in variations(inputs)[:1])
+
+
 def _cut_and_compared(
     made: TaskPass, asked: Asked, inputs: CallInputs, names: Sequence[str]
 ) -> tuple[Cut, Compared]:
     """The cut graph, once it answers as the network does; sizes at which it does not are fixed."""
     wanted = variations(inputs, names)
     fixed: list[str] = []
+    pinned: list[Variation] = []
     single = asked.answering[0] if asked.single else None
     while True:
         found = cut(made.capture, inputs, wanted)
         found.fixed += fixed
+        found.pinned += pinned
         finish.finish(found, names, single, asked.routes)
         compared = compared_with(made, found, inputs, asked.single)
         if compared.wrong is None:
+            found.varying = list(compared.varying)
             return found, compared
+        pinned.append(compared.wrong)
         fixed.append(f"{compared.wrong.name}: the program has other answers at other sizes")
         wanted = [each for each in wanted if not set(each.places) & set(compared.wrong.places)]
 
@@ -253,9 +292,9 @@ def _check(network: Network) -> None:
         network.pins.impose()
 
 
-def _inputs(network: Network) -> CallInputs:
-    """Inputs like the first example, with values."""
-    args, kwargs = reference.inputs(network, reference.few_rows(network))
+def _inputs(network: Network, rows: int | None) -> CallInputs:
+    """Inputs like the first example, or some rows of it, with values."""
+    args, kwargs = reference.inputs(network, rows)
     device = device_of(network.backbone, "")
     args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.to(device), (args, kwargs))
     return CallInputs(args, kwargs)

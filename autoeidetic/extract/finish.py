@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,13 +13,11 @@ from torch.utils import _pytree as pytree
 from ..common.inputs import CallInputs
 from ..enforce.guard import original_class
 from .cutting import Cut
+from .own_names import own_name, own_path
 from .spelling import spelled
 
-_BODY = "network.backbone."
 #: Outputs beside tensors that a program returns, too.
 _PLAIN = (bool, int, float, str)
-#: A tensor of a head: its task, its layer with "/" for ".", and its name in the layer.
-_HEAD = re.compile(r"network\.heads\.(\d+)\.([^.]+)\.(.+)")
 
 
 def finish(found: Cut, inputs: Sequence[str], single: int | None, routes: bool) -> None:
@@ -37,7 +34,7 @@ def finish(found: Cut, inputs: Sequence[str], single: int | None, routes: bool) 
             node.target = renamed[str(node.target)]
             node.name = str(node.target).replace(".", "_")
         if "module" in node.meta:
-            node.meta["module"] = _own_path(node.meta["module"], single)
+            node.meta["module"] = own_path(node.meta["module"], single)
         node.meta["calls"] = _calls(node, found, single)
     for node, name in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
         node.target = node.name = name
@@ -103,35 +100,13 @@ def type_name(kind: torch.dtype) -> str:
     return str(kind).removeprefix("torch.")
 
 
-def own_name(name: str, single: int | None) -> str:
-    """The name of a tensor in the user's model.
-
-    >>> own_name("network.backbone.conv1.weight", 0), own_name("network.heads.0.head/fc.bias", 0)
-    ('conv1.weight', 'head.fc.bias')
-    >>> own_name("network.heads.1.fc.bias", None)
-    'heads.1.fc.bias'
-    """
-    match = _HEAD.match(name)
-    if match:
-        task, layer, rest = match.groups()
-        own = f"{layer.replace('/', '.')}.{rest}"
-        own = own.removesuffix(".value").replace("attached.linear.", "head.")
-        return own if single is not None else f"heads.{task}.{own}"
-    return name.removeprefix(_BODY).removeprefix("network.")
-
-
-def _own_path(path: str, single: int | None) -> str:
-    """The path of a module in the user's model."""
-    return own_name(f"{path}.", single).rstrip(".")
-
-
 def _calls(node: fx.Node, found: Cut, single: int | None) -> list[tuple[int, str, str]]:
     """The calls of the user's modules around a node, the outermost first."""
     captured = found.writer.known.capture
     calls: list[tuple[int, str, str]] = []
     for number in node.meta.get("scope", ()):
         path = captured.calls[number].path
-        own = _own_path(path, single)
+        own = own_path(path, single)
         # a head stands in the place of a layer, and is called by it
         if path and (not calls or own != calls[-1][1]):
             calls.append((number, own, captured.types[path]))

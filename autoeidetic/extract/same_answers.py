@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +17,7 @@ from ..common.inputs import CallInputs
 from ..errors import ExtractionError
 from . import compare, finish
 from .cutting import Cut
+from .limits import has_limits, limited
 from .sizes import Variation
 from .task_pass import TaskPass
 
@@ -28,14 +32,16 @@ _TIMES_ROUNDING = 10
 class Compared:
     """The largest difference from the network, and the shapes at which it was sought.
 
-    ``wrong`` is a variation of sizes under which the program is not the network; ``answer`` is
-    the network's own answer to the example.
+    ``wrong`` is a variation of sizes under which the program is not the network; ``varying`` are
+    the others, with the limits within which it is. ``answer`` is the network's own answer to the
+    example.
     """
 
     difference: float
     shapes: tuple[tuple[int, ...], ...]
     answer: Any
     wrong: Variation | None = None
+    varying: tuple[Variation, ...] = ()
 
 
 def compared_with(made: TaskPass, found: Cut, inputs: CallInputs, single: bool) -> Compared:
@@ -54,22 +60,34 @@ def compared_with(made: TaskPass, found: Cut, inputs: CallInputs, single: bool) 
         _check_repeatable(made, inputs, answer)
         raise compare.refusal(outcome.difference, outcome.limit, found.writer, inputs)
     worst, shapes = outcome.difference, [_shape(inputs)]
-    for varied, call in _other_sizes(inputs, found.varying):
-        other = _other_outcome(made, program, call, single)
-        if len(varied) > 1 and (other is None or other.wrong):
-            # which of them is it? If none of them by itself, then the last: the batch comes first
-            for each, alone in _one_by_one(inputs, varied):
-                other = _other_outcome(made, program, alone, single) or other
-                if other is not None and other.wrong:
-                    varied = [each]
-                    break
-        if other is None:  # sizes that the model does not take
-            continue
-        if other.wrong:
-            return Compared(other.difference, (), answer, varied[-1])
-        worst = max(worst, other.difference)
-        shapes.append(_shape(call))
-    return Compared(worst, tuple(shapes), answer)
+    beyond: set[int] = set()  # sizes at which they differ, which limits exclude
+    together, alone = _other_sizes(inputs, found.varying)
+    other = _other_outcome(made, program, together, single) if alone else None
+    if other is not None and not other.wrong:
+        worst, alone = max(worst, other.difference), []
+        shapes.append(_shape(together))
+    explained = other is None  # the model does not take these sizes
+    for variation, call in alone:
+        one = _other_outcome(made, program, call, single)
+        if one is not None and one.wrong:
+            if not has_limits(variation, inputs, call):
+                return Compared(one.difference, (), answer, variation)
+            beyond.update(variation.sizes_in(call))
+            explained = True
+        elif one is not None:
+            worst = max(worst, one.difference)
+            shapes.append(_shape(call))
+    if alone and not explained:  # the batch comes first
+        return Compared(float("inf"), (), answer, alone[-1][0])
+    varying: list[Variation] = []
+    for variation in found.varying:
+        right = partial(_same, made, program, single)
+        base = inputs if variation.is_batch else _one_row(inputs, found.varying)
+        within = limited(variation, base, right, beyond)
+        if within is None:
+            return Compared(float("inf"), (), answer, variation)
+        varying.append(within)
+    return Compared(worst, tuple(shapes), answer, None, tuple(varying))
 
 
 @dataclass(frozen=True)
@@ -81,12 +99,10 @@ class _Outcome:
 
     @property
     def wrong(self) -> bool:
-        return self.difference > self.limit
+        return self.difference > self.limit or math.isinf(self.difference)
 
 
-def _outcome(
-    program: fx.GraphModule, call: CallInputs, expected: Any, single: bool
-) -> _Outcome:
+def _outcome(program: fx.GraphModule, call: CallInputs, expected: Any, single: bool) -> _Outcome:
     answered, limit = compare.run(program, finish.arguments(call))
     return _Outcome(compare.difference(expected[0] if single else expected, answered), limit)
 
@@ -102,7 +118,20 @@ def _other_outcome(
     try:
         return _outcome(program, call, expected, single)
     except Exception:  # shapes that do not fit
-        return _Outcome(float("inf"), 0.0)
+        return _Outcome(float("inf"), float("inf"))
+
+
+def _same(made: TaskPass, program: fx.GraphModule, single: bool, call: CallInputs) -> bool:
+    """Is the program the network, or does the model not take the call?"""
+    for analysed in (False, True):  # an analysis takes long, and rarely changes an answer
+        try:
+            expected = finish.plain(made.answer(call, analysed=analysed))
+        except Exception:
+            return True
+        with suppress(Exception):  # shapes that do not fit
+            if not _outcome(program, call, expected, single).wrong:
+                return True
+    return False
 
 
 def _shape(call: CallInputs) -> tuple[int, ...]:
@@ -111,31 +140,28 @@ def _shape(call: CallInputs) -> tuple[int, ...]:
 
 def _other_sizes(
     inputs: CallInputs, varying: Sequence[Variation]
-) -> Iterator[tuple[list[Variation], CallInputs]]:
-    """Calls with sizes that no capture has seen, and what varies in each.
+) -> tuple[CallInputs, list[tuple[Variation, CallInputs]]]:
+    """A call in which all sizes are such that no capture has seen, and one for each of them.
 
-    All sizes vary in one call, which has a single row: passes in double precision take long.
+    The first has a single row, and the others are needed if it fails: passes in double precision
+    take long.
     """
-    call = inputs
+    together, alone = inputs, []
     for each in varying:
-        call = _one_row(call, each) if each.is_batch else each.apply(call, _UNSEEN)
-    if varying:
-        yield list(varying), call
+        together = _at_unseen(together, each)
+        alone.append((each, _at_unseen(inputs, each)))
+    return together, alone
+
+
+def _at_unseen(inputs: CallInputs, variation: Variation) -> CallInputs:
+    return variation.at(inputs, 1) if variation.is_batch else variation.apply(inputs, _UNSEEN)
+
+
+def _one_row(inputs: CallInputs, varying: Sequence[Variation]) -> CallInputs:
+    """The same call with one row, if the size of the batch varies."""
     for each in varying:
-        if each.is_batch:
-            yield [each], each.apply(inputs, _UNSEEN)
-
-
-def _one_by_one(
-    inputs: CallInputs, varying: Sequence[Variation]
-) -> Iterator[tuple[Variation, CallInputs]]:
-    """The same sizes, one of them in each call."""
-    for each in varying:
-        yield each, _one_row(inputs, each) if each.is_batch else each.apply(inputs, _UNSEEN)
-
-
-def _one_row(inputs: CallInputs, batch: Variation) -> CallInputs:
-    return replace(batch, ways=(lambda n: 1,)).apply(inputs, 1)
+        inputs = each.at(inputs, 1) if each.is_batch else inputs
+    return inputs
 
 
 def _check_repeatable(made: TaskPass, call: CallInputs, expected: Any) -> None:

@@ -74,8 +74,7 @@ def _first_met(network: Network, key: Hashable, inputs: CallInputs, passing: boo
             remember(network.calls.known, key, call)
             return call
         except AutoeideticError as error:
-            # a copy without a traceback, which would keep tensors alive
-            refusal = type(error)(error.fact, place=error.place, remedy=error.remedy)
+            refusal = error.alone()
             remember(network.calls.refused, key, refusal)
     if network.training:
         network.unfit = refusal

@@ -364,7 +364,7 @@ def test_copies_and_files(net: EideticNet, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["learned", "mahalanobis", "entropy", "energy"])
-def test_routers(net: EideticNet, by: str) -> None:
+def test_routers(net: EideticNet, by: str, tmp_path: Path) -> None:
     means = torch.randn(3, 1, 3, 9, 9)
     data = [
         [(means[task] + image(16), torch.randint(0, count, (16,))) for _ in range(2)]
@@ -378,6 +378,9 @@ def test_routers(net: EideticNet, by: str) -> None:
     assert torch.equal(found["task"], expected.task)
     assert torch.equal(found["label"], expected.label)
     assert far(expected.scores, found["scores"]) < 1e-4
+    program.save(tmp_path / "program.safetensors")
+    again = autoeidetic.load(tmp_path / "program.safetensors")
+    assert far(found, again(x)) == 0
     if by in ("learned", "mahalanobis"):
         assert len(found["task"].unique()) > 1
     # one task, or a list, is what it is without a router

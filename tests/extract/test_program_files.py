@@ -8,15 +8,17 @@ import operator
 import os
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from checkpoint.test_checkpoint import edit, small
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 import autoeidetic
 from autoeidetic.common import archive
@@ -522,6 +524,36 @@ def test_operators_that_a_file_may_name() -> None:
     assert not allowed & {"from_file", "save", "set_", "resize_", "_print", "manual_seed", "warn"}
 
 
+class Applies(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.a, self.head = nn.Conv2d(3, 6, 3), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.function(self.a(x)).mean((2, 3)))
+
+
+PRIVATE: dict[str, Callable[[Tensor], Tensor]] = {
+    "nearest": lambda h: F.interpolate(h, (5, 4), mode="nearest-exact"),
+    "bilinear": lambda h: F.interpolate(h, (5, 4), mode="bilinear", antialias=True),
+    "bicubic": lambda h: F.interpolate(h, (5, 4), mode="bicubic", antialias=True),
+    "distances": lambda h: h @ torch.cdist(h, h),
+    "determinant": lambda h: h * torch.linalg.det(h)[..., None, None].tanh(),
+    "singular values": lambda h: h * torch.linalg.svdvals(h)[..., None],
+    "solution": lambda h: torch.linalg.solve(h, h.mT),
+}
+
+
+@pytest.mark.filterwarnings("ignore::autoeidetic.errors.UnhandledOperatorWarning")
+@pytest.mark.parametrize("name", PRIVATE)
+def test_private_operators_of_models(name: str, tmp_path: Path) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    program = autoeidetic.slim(Applies(PRIVATE[name]), 0.5, x)
+    program.save(tmp_path / "program.safetensors")
+    assert same(autoeidetic.load(tmp_path / "program.safetensors")(x), program(x))
+
+
 # -- exported files -------------------------------------------------------------------------------
 
 
@@ -608,6 +640,31 @@ def test_what_onnx_does_not_have(tmp_path: Path, capfd: pytest.CaptureFixture[st
         program.save(tmp_path / "program.onnx")
     assert capfd.readouterr() == ("", "")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:sizes of inputs")  # torch fixes the length of an LSTM's input
+def test_what_no_runtime_of_onnx_would_load(tmp_path: Path) -> None:
+    """Torch writes a file for an LSTM with projections, but not one that runs."""
+    pytest.importorskip("onnxscript")
+    file = tmp_path / "program.onnx"
+    program = autoeidetic.slim(Projected(), 1.0, torch.randn(2, 5, 6))
+    with suppress(CheckpointError):
+        program.save(file)
+    if file.exists():  # later versions of torch
+        session = pytest.importorskip("onnxruntime").InferenceSession(file)
+        x = torch.randn(3, 5, 6)
+        (found,) = session.run(None, {"x": x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), program(x).detach())
+
+
+class Projected(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.LSTM(6, 8, proj_size=4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x)[0].mean(1))
 
 
 def test_what_is_too_large_for_onnx(tmp_path: Path, monkeypatch: Any) -> None:

@@ -239,6 +239,17 @@ def test_programs_are_trained_further(mode: Any) -> None:
     assert losses[-1] < 0.8 * losses[0]
 
 
+def test_frozen_models_are_trained_further() -> None:
+    """For weights without gradient, torch runs an operator that has none."""
+    bags = nn.EmbeddingBag(11, 8)
+    model = nn.Sequential(bags, nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)).requires_grad_(False)
+    x = torch.randint(11, (3, 5))
+    program = autoeidetic.slim(model, 0.5, x)
+    program(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in program.parameters())
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
 def test_types_and_copies() -> None:
     model = wide().bfloat16()
     program = slim(copy.deepcopy(model), 1.0, image().bfloat16())

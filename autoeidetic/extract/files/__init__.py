@@ -194,7 +194,8 @@ def _report(data: Any) -> ExtractReport:
         numbers = [report.parameters_before, report.parameters_after]
         numbers += [report.multiply_adds_before, report.multiply_adds_after]
         numbers += [size for shape in report.compared_at for size in shape]
-        words = [*report.tasks, *report.dynamic, *report.fixed, report.compared_in]
+        words = [*report.tasks, *report.dynamic, *report.fixed, *report.limits]
+        words.append(report.compared_in)
         if (
             any(type(number) is not int for number in numbers)
             or any(type(word) is not str for word in words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -64,14 +65,35 @@ def write_onnx(program: Program, file: Path) -> None:
         with undisturbed(quiet=True), _silent():
             # weights in the file itself: a second file beside it could get lost
             model = torch.onnx.export(made, dynamo=True, external_data=False, verbose=False)
+            assert model is not None
+            import_module("onnx.checker").check_model(model.model_proto, full_check=True)
     except Exception as error:  # operators without a counterpart, versions that do not fit
         raise _refused("ONNX has no counterpart of the program", error) from error
-    assert model is not None
+    try:
+        _run_onnx(model.model_proto.SerializeToString(), inputs_of(program))
+    except Exception as error:  # whatever a runtime may raise
+        raise _refused("onnxruntime does not run the exported program", error) from error
     try:
         with replacing(file) as temporary:
             model.save(temporary, external_data=False)
     except OSError as error:
         raise CheckpointError(f"the file cannot be written: {error}", remedy=_ELSEWHERE) from error
+
+
+def _run_onnx(content: bytes, inputs: dict[str, Tensor]) -> None:
+    """Run a program in onnxruntime, if it is installed.
+
+    Torch writes some operators (an LSTM with projections) in a way that is valid and does not run.
+    """
+    if find_spec("onnxruntime") is None or any(t.dtype is torch.bfloat16 for t in inputs.values()):
+        return  # numpy has no bfloat16
+    runtime = import_module("onnxruntime")
+    settings, call = runtime.SessionOptions(), runtime.RunOptions()
+    settings.log_severity_level = call.log_severity_level = 4  # errors are raised, not printed
+    session = runtime.InferenceSession(content, settings, providers=["CPUExecutionProvider"])
+    names = {each.name for each in session.get_inputs()}
+    given = {name: tensor.cpu().numpy() for name, tensor in inputs.items() if name in names}
+    session.run(None, given, call)
 
 
 def exported(program: Program) -> ExportedProgram:

@@ -27,9 +27,11 @@ from ..spelling import Call, functions, methods, overload_of
 
 _AGAIN = "use an intact copy of the file, or save the program again"
 _ATEN = "torch.ops.aten."
-#: Functions of numbers, for sizes, beside those that have a spelling.
+#: Functions of numbers, for sizes and checks of them, beside those that have a spelling.
 _NUMBERS = {
     **{f"operator.{f.__name__}": f for f in (operator.floordiv, operator.mod, operator.getitem)},
+    **{f"operator.{f.__name__}": f for f in (operator.eq, operator.ge, operator.le)},
+    "torch._assert": torch._assert,
     **{f"math.{f.__name__}": f for f in (math.ceil, math.floor, math.sqrt, math.trunc)},
     **{
         f"torch.{name}": getattr(torch, name)
@@ -39,10 +41,12 @@ _NUMBERS = {
 #: Private operators of ATen that models consist of. Others may expect arguments that nobody checks.
 _PRIVATE = frozenset(
     """
-    _adaptive_avg_pool2d _adaptive_avg_pool3d _embedding_bag _fft_c2c _fft_c2r _fft_r2c _log_softmax
-    _native_batch_norm_legit_no_training _prelu_kernel _safe_softmax
+    _adaptive_avg_pool2d _adaptive_avg_pool3d _cdist_forward _embedding_bag _fft_c2c _fft_c2r
+    _fft_r2c _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd _log_softmax
+    _native_batch_norm_legit_no_training _pdist_forward _prelu_kernel _safe_softmax
     _scaled_dot_product_flash_attention_for_cpu _softmax _to_copy _trilinear _unsafe_view
-    _weight_norm_interface
+    _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d
+    _upsample_nearest_exact2d _upsample_nearest_exact3d _weight_norm_interface
     """.split()
 )
 #: The results that an operator may have; those of from_file are the content of any file.

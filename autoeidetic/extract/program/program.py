@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from ...common import files
@@ -107,8 +108,15 @@ class Program(Drawable, fx.GraphModule):
         return copied
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # GraphModule leaves meta behind; the state of a module is merged into the new one's
-        return (*super().__reduce__(), {"meta": {KEY: self.meta[KEY]}})
+        # GraphModule traces its code anew, in which buffers are plain tensors: an operator of a
+        # buffer and a size fails. Parameters are symbols, so all tensors are parameters there.
+        make, (body, imports) = super().__reduce__()
+        traced = _without_values(self)
+        tensors = ("_parameters", "_buffers", "_modules")
+        # the state is merged into that of the new module; GraphModule leaves meta behind
+        state = {**{name: body[name] for name in tensors}, "meta": {KEY: self.meta[KEY]}}
+        body = {**body, **{name: getattr(traced, name) for name in tensors}}
+        return make, (body, imports), state
 
 
 def inputs_of(program: Program) -> dict[str, Tensor]:
@@ -149,6 +157,23 @@ def _brackets(found: re.Match[str]) -> str:
     # the brackets of a tuple go with it
     inside = inside.removesuffix(")") if found[1] else inside
     return f"[{inside.replace('Ellipsis', '...')}]"
+
+
+def _without_values(program: nn.Module) -> nn.Module:
+    """A module with an empty parameter for each tensor of a program."""
+    made = nn.Module()
+    named = [
+        *program.named_parameters(remove_duplicate=False),
+        *program.named_buffers(remove_duplicate=False),
+    ]
+    for name, _ in named:
+        home, (*path, leaf) = made, name.split(".")
+        for part in path:
+            if part not in home._modules:
+                home.add_module(part, nn.Module())
+            home = home.get_submodule(part)
+        home.register_parameter(leaf, nn.Parameter(torch.empty(0)))
+    return made
 
 
 def _copied(tensor: Tensor, trainable: bool) -> Tensor:

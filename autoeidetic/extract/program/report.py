@@ -19,7 +19,7 @@ class ExtractReport:
 
     ``multiply_adds``: for one input. ``difference``: the largest difference of outputs, divided by
     the largest output. ``dynamic``: sizes of inputs that may vary. ``fixed``: sizes that may not,
-    with the reason.
+    with the reason. ``limits``: how far the sizes may vary that do not vary without limit.
     """
 
     tasks: tuple[str, ...]
@@ -32,6 +32,7 @@ class ExtractReport:
     compared_at: tuple[tuple[int, ...], ...]
     dynamic: tuple[str, ...]
     fixed: tuple[str, ...]
+    limits: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -63,6 +64,7 @@ class ExtractReport:
             lines.insert(0, f"{'task' if len(self.tasks) == 1 else 'tasks'} {_list(self.tasks)}")
         if self.dynamic:
             lines.append(f"sizes that may vary: {_list(self.dynamic)}")
+        lines += [f"limit: {text}" for text in self.limits]
         lines += [f"fixed: {text}" for text in self.fixed]
         return "\n".join(lines)
 
@@ -87,4 +89,5 @@ def report_of(data: Mapping[str, Any]) -> ExtractReport:
         compared_at=tuple(tuple(shape) for shape in data["compared_at"]),
         dynamic=tuple(data["dynamic"]),
         fixed=tuple(data["fixed"]),
+        limits=tuple(data["limits"]),
     )

@@ -5,6 +5,7 @@ Each kind that is known is kept as a small tensor, the seed, and a few steps.
     repeated       zeros(n, 8), a mask for each input of a batch    expand
     number         tensor(n)                                        mul
     progression    0, 1, 2, ... n - 1                               expand, cumsum, add
+    blocks         0, 1, 4, 5, 8, 9: a few heads of each input      repeat, cumsum, add
     tiled          a mask for each window, for each input           repeat
     leading part   the first n rows of a position table             slice
 
@@ -126,6 +127,7 @@ def _recipes(
         yield from _number(seeds, find)
     if len(moving) == 1 and largest.numel() == largest.shape[moving[0]]:
         yield from _progression(seeds, largest, moving[0], shape, find)
+        yield from _blocks(seeds, largest, moving[0], find)
     if moving:
         yield from _tiles(seeds, moving, find)
     yield largest, [Step(aten.slice.Tensor, (d, 0, shape[d])) for d in moving]
@@ -153,6 +155,28 @@ def _progression(
         expand = Step(aten.expand.default, (sizes,))
         running = Step(aten.cumsum.default, (dim,), (("dtype", largest.dtype),))
         yield step, [expand, running, Step(aten.add.Tensor, (before,))]
+
+
+def _blocks(
+    seeds: Sequence[Tensor], largest: Tensor, dim: int, find: Find
+) -> Iterator[tuple[Tensor, list[Step]]]:
+    """The running sum of steps that repeat: an index into a batch times heads, for instance."""
+    lengths = [seed.numel() for seed in seeds]
+    common, values = gcd(*lengths), largest.flatten()
+    if largest.dtype is not torch.int64 or not common:
+        return
+    for period in range(2, min(common, len(values) // 2) + 1):
+        if common % period == 0:
+            # the step to each value of the second block from the one before it
+            steps = values[period : 2 * period] - values[period - 1 : 2 * period - 1]
+            before = find(tuple(seed.flatten()[0].item() - steps[0].item() for seed in seeds))
+            counts = [find(tuple(length // period for length in lengths))]
+            if before is not None and None not in counts:
+                sizes = [counts[0] if d == dim else 1 for d in range(largest.dim())]
+                kept = steps.view([-1 if d == dim else 1 for d in range(largest.dim())])
+                repeat = Step(aten.repeat.default, (sizes,))
+                running = Step(aten.cumsum.default, (dim,))
+                yield kept, [repeat, running, Step(aten.add.Tensor, (before,))]
 
 
 def _tiles(

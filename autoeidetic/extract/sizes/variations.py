@@ -24,8 +24,8 @@ from ...common.inputs import CallInputs
 _BATCHES: tuple[Callable[[int], int], ...] = (
     lambda n: n + 1,
     lambda n: n + 3,
-    lambda n: 3 * n,
     lambda n: 2 * n,
+    lambda n: 3 * n,
 )
 _LENGTHS: tuple[Callable[[int], int], ...] = (
     lambda n: n + 1,
@@ -52,11 +52,17 @@ class Variation:
 
     ``places`` are pairs of an input's number, among the tensors of the call, and a dimension;
     ``arguments`` are the names of these inputs; ``ways`` make another size from a size.
+    ``captured`` are the sizes of the first place that are known to work; beyond ``least`` and
+    ``most`` it does not. ``equal``: height and width must be the same.
     """
 
     places: tuple[tuple[int, int], ...]
     arguments: tuple[str, ...]
     ways: tuple[Callable[[int], int], ...]
+    captured: tuple[int, ...] = ()
+    least: int | None = None
+    most: int | None = None
+    equal: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -72,6 +78,26 @@ class Variation:
     def is_batch(self) -> bool:
         """Is it the number of rows of a batch?"""
         return self.ways is _BATCHES
+
+    def sizes_in(self, inputs: CallInputs) -> list[int]:
+        """The sizes of a call that vary, one for each place."""
+        leaves = pytree.tree_leaves((inputs.args, inputs.kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        return [tensors[number].shape[dim] for number, dim in self.places]
+
+    def alone(self) -> list[Variation]:
+        """The sizes of an input that has several in this variation, one by one."""
+        pairs = list(zip(self.places, self.arguments, strict=True))
+        inputs = [number for number, _ in self.places]
+        return [
+            replace(self, places=(place,), arguments=(name,))
+            for place, name in pairs
+            if inputs.count(place[0]) > 1
+        ]
+
+    def at(self, inputs: CallInputs, size: int) -> CallInputs:
+        """The same call with one size at all places."""
+        return replace(self, ways=(lambda _: size,)).apply(inputs, 1)
 
     def apply(self, inputs: CallInputs, how: int) -> CallInputs:
         """The same call with other sizes, in one of ``len(ways)`` ways, counted from 1.
