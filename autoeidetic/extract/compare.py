@@ -97,12 +97,12 @@ def difference(expected: Any, found: Any) -> float:
     return worst
 
 
-def run(program: fx.GraphModule, inputs: CallInputs) -> tuple[Any, float]:
+def run(program: fx.GraphModule, inputs: CallInputs, seed: int = 0) -> tuple[Any, float]:
     """The answer of a program, and the difference that is rounding.
 
     It is that of the least precise type that the program computes in.
     """
-    with quiet(program), _Precisions() as noted:
+    with quiet(program, seed), _Precisions() as noted:
         # not program(...), which prints what it raises
         answer = program.forward(*inputs.args, **inputs.kwargs)
     return answer, max((_ROUNDING.get(each, _COARSE) for each in noted.seen), default=_COARSE)
