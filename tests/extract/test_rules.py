@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -28,6 +28,12 @@ from autoeidetic import EideticNet
 from autoeidetic.errors import ExtractionError
 from autoeidetic.extract import extract
 from autoeidetic.extract.program import Program
+from autoeidetic.extract.rules import Rule, registry
+from autoeidetic.extract.rules.convolution import Convolution
+from autoeidetic.extract.rules.movement import Movement
+from autoeidetic.extract.rules.overwriting import Overwrite
+from autoeidetic.extract.rules.pointwise import Pointwise
+from autoeidetic.extract.rules.products import Contraction
 from extract.dependence import Dependence
 from extract.networks import called, disturb, far
 
@@ -36,8 +42,28 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:LSTM with projections is not supported"),
     pytest.mark.filterwarnings("ignore::autoeidetic.errors.UnhandledOperatorWarning"),
 ]
+Patch = pytest.MonkeyPatch
 ALL = [case for listed in CASES.values() for case in listed]
 RANDOM = [case for case in ALL if case.operator == "aten.bernoulli"]
+
+#: Operators all of whose cases need all channels: these get channels along the last dimension.
+TURNED = """
+abs clone _to_copy xlogy complex zero log_sigmoid_forward native_dropout squeeze unfold
+pixel_shuffle any amin logsumexp mean nansum std var count_nonzero norm linalg_vector_norm prod max
+min mode aminmax std_mean var_mean topk sort cumprod logcumsumexp _log_softmax _safe_softmax
+_embedding_bag_forward_only
+""".split()
+
+
+def turned(case: Case) -> Case:
+    made = [o for o in case.operands if isinstance(o, cases.Made)]
+    last = {o: replace(o, along=len(o.shape) - 1) for o in made}
+    operands = tuple(last.get(o, o) for o in case.operands)  # type: ignore[call-overload]
+    return replace(case, variant=f"{case.variant}_turned", operands=operands)
+
+
+SWEEP = [case for case in ALL if not case.real and case not in RANDOM]
+SWEEP += [turned(CASES[f"aten.{name}"][0]) for name in TURNED]
 CLASSES = (3, 2)
 
 
@@ -95,18 +121,17 @@ class Extracted:
     programs: tuple[Program, ...]
 
 
-@pytest.fixture(
-    scope="module",
-    params=every_fourth(case for case in ALL if not case.real and case not in RANDOM),
-    ids=str,
-)
+@pytest.fixture(scope="module", params=every_fourth(SWEEP), ids=str)
 def extracted(request: pytest.FixtureRequest) -> Extracted:
-    torch.set_num_threads(1)
-    model, inputs = cases.build(request.param)
+    return programs_of(request.param)
+
+
+def programs_of(case: Case) -> Extracted:
+    model, inputs = cases.build(case)
     net = grown(model, inputs)
     with of_one_size():
         programs = tuple(net.extract(task) for task in range(len(CLASSES)))
-    return Extracted(request.param, net, doubled(inputs), programs)
+    return Extracted(case, net, doubled(inputs), programs)
 
 
 def test_case(extracted: Extracted) -> None:
@@ -215,4 +240,42 @@ def test_smallness(extracted: Extracted) -> None:
 
 
 def test_exceptions_are_cases() -> None:
-    assert {*REASONS, *UNSEEN} <= {str(case) for case in ALL if has_channels(case)}
+    assert {*REASONS, *UNSEEN} <= {str(case) for case in SWEEP if has_channels(case)}
+
+
+# -- broken on purpose ----------------------------------------------------------------------------
+
+BY_NAME = {str(case): case for case in SWEEP}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "aten.add-pair", "aten.slice-channels", "aten.cat-two_channels", "aten.linear-bias",
+        "aten.conv2d-1_groups_along_1", "aten.batch_norm-along_1", "aten.index_copy-fixed_channels",
+        "aten.lstm.input-1_layers_started", "aten.mean-channels_turned",
+    ],
+)  # fmt: skip
+def test_a_rule_that_computes_everything_is_seen(name: str, monkeypatch: Patch) -> None:
+    case = BY_NAME[name]
+    assert all(is_small(programs_of(case), task) for task in range(len(CLASSES)))
+    monkeypatch.delitem(registry._RULES, case.operator.removeprefix("aten.").partition(".")[0])
+    assert not all(is_small(programs_of(case), task) for task in range(len(CLASSES)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (Pointwise, "aten.add-pair"),
+        (Movement, "aten.slice-channels"),
+        (Contraction, "aten.linear-bias"),
+        (Convolution, "aten.conv2d-1_groups_along_1"),
+        (Overwrite, "aten.index_copy-fixed_channels"),
+    ],
+)
+def test_a_rule_that_needs_too_little_is_seen(
+    kind: type[Rule], name: str, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(kind, "need", lambda *_: None)
+    with pytest.raises(ExtractionError, match="differs from the network"):
+        programs_of(BY_NAME[name])
