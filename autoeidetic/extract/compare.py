@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -98,12 +98,12 @@ def difference(expected: Any, found: Any) -> float:
     return worst
 
 
-def run(program: fx.GraphModule, inputs: CallInputs) -> tuple[Any, float]:
+def run(program: fx.GraphModule, inputs: CallInputs, seed: int = 0) -> tuple[Any, float]:
     """The answer of a program, and the difference that is rounding.
 
     It is that of the least precise type that the program computes in.
     """
-    with quiet(program), _Precisions() as noted:
+    with quiet(program, seed), _Precisions() as noted:
         # not program(...), which prints what it raises
         answer = program.forward(*inputs.args, **inputs.kwargs)
     return answer, max((_ROUNDING.get(each, _COARSE) for each in noted.seen), default=_COARSE)
@@ -130,6 +130,15 @@ def first_difference(writer: Writer, inputs: CallInputs, limit: float) -> Place 
     return None
 
 
+class _Replay(fx.Interpreter):
+    """Runs a captured graph on values, whose memory need not be laid out as in the capture."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is torch.ops.aten.view.default:
+            target = torch.ops.aten.reshape.default
+        return super().call_function(target, args, kwargs)
+
+
 def _inside(value: Tensor, have: Extent, want: Extent) -> Tensor:
     """The wanted part of a value that holds more."""
     positions = tuple(
@@ -140,10 +149,10 @@ def _inside(value: Tensor, have: Extent, want: Extent) -> Tensor:
 
 
 def _values(module: fx.GraphModule, inputs: CallInputs) -> dict[str, Any]:
-    """The value of every node of a graph, by name."""
+    """The value of every node of a graph, by name; those before one that raises an error."""
     leaves = pytree.tree_leaves((inputs.args, inputs.kwargs))
-    interpreter = fx.Interpreter(module, garbage_collect_values=False)
-    with torch.no_grad():
+    interpreter = _Replay(module, garbage_collect_values=False)
+    with torch.no_grad(), suppress(Exception):  # the place of a difference is only a hint
         interpreter.run(*(leaf for leaf in leaves if isinstance(leaf, Tensor)))
     return {node.name: value for node, value in interpreter.env.items()}
 

@@ -17,6 +17,7 @@ from torch import Tensor, fx
 
 from ..capture.graph import operator_name
 from ..common.trees import convert
+from ..propagate.values import core
 from .extents import Extent, Positions, both, cut, full, index, lengths, nothing
 from .known import Known
 from .narrow import Extents, Narrow, shape_of
@@ -225,9 +226,21 @@ class Writer:
         extent = full(value.dim()) if extent is None else extent
         key = (source, *(None if p is None else p.tobytes() for p in extent))
         if key not in self._attribute_nodes:
-            # a copy: the program shares no memory with the network
-            self._attribute_nodes[key] = self._attribute(source, cut(value, extent).clone())
+            self._attribute_nodes[key] = self._taken(source, value, extent)
         return self._attribute_nodes[key]
+
+    def _taken(self, source: fx.Node, value: Tensor, extent: Extent) -> fx.Node:
+        if not (value.is_floating_point() and self._has_parameters(source)):
+            # a copy: the program shares no memory with the network
+            return self._attribute(source, cut(value, extent).clone())
+        # a parameter that is expanded stays one: copies would be trained apart
+        small = core(value)
+        shape = lengths(extent, value.shape)
+        inside = tuple(None if n == 1 else p for n, p in zip(small.shape, extent, strict=True))
+        made = self._attribute(source, cut(small, inside).clone())
+        if made.meta["shape"] == shape:
+            return made
+        return self.new(aten.expand.default, (made, list(shape)), shape)
 
     def computed(self, source: fx.Node, value: Tensor) -> fx.Node:
         """A value that a rule has made from a folded one, named like it."""
@@ -298,8 +311,8 @@ class Writer:
 
 
 #: Operators that leave the elements of a tensor what they are, and the argument they take them of.
-_TAKING = {"aten.index_select": 0, "aten.slice": 0, "aten.where": 1, "aten.clone": 0}
-_TAKING |= {"aten.detach": 0, "aten.alias": 0}
+_TAKING = {"aten.index_select": 0, "aten.slice": 0, "aten.expand": 0, "aten.where": 1}
+_TAKING |= {"aten.clone": 0, "aten.detach": 0, "aten.alias": 0}
 
 
 def _name(source: fx.Node) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -62,13 +62,31 @@ def _border(node: fx.Node, rank: int) -> set[int]:
 
 
 class Sampled(Through):
-    """``grid_sampler(x [N, C, H, W], grid [N, h, w, 2])``: channels pass."""
+    """``grid_sampler(x [N, C, H, W], grid [N, h, w, 2])``: channels and places pass."""
 
     keeps_zero = True  # beyond the border, too
 
     def passed(self, node: fx.Node) -> list[Passed]:
-        rest = (None,) * (len(shape_of(node)) - 2)
-        return [Passed(source_of(node), (None, 1, *rest))]
+        grid: Any = node.args[1]
+        space = range(2, len(shape_of(node)))
+        return [
+            Passed(source_of(node), (None, 1, *(None for _ in space))),
+            Passed(grid, (None, *space, None), carries=False),
+        ]
+
+
+class Fractional(Through):
+    """``fractional_max_pool2d(x [N, C, H, W], ..., samples [N, C, 2])``: each channel by itself."""
+
+    def __init__(self, space: int) -> None:
+        self.space = space
+
+    def passed(self, node: fx.Node) -> list[Passed]:
+        source = source_of(node)
+        rank = len(shape_of(source))
+        channel = rank - 1 - self.space
+        samples = Passed(given(node)["random_samples"], (None, channel, None), carries=False)
+        return [same_place(source, range(channel + 1, rank)), samples]
 
 
 class Complex(Through):
@@ -96,13 +114,14 @@ class BatchNorm(Through):
     """Statistics and affine parameters for each channel, dimension 1."""
 
     def passed(self, node: fx.Node) -> list[Passed]:
-        rest = (None,) * (len(shape_of(node)) - 2)
+        rest = (None,) * (len(shape_of(x := given(node)["input"])) - 2)
         others = [each for name, each in given(node).items() if name != "input"]
         nodes = [each for each in others if isinstance(each, fx.Node)]
-        x = given(node)["input"]
         return [Passed(x, (None, 1, *rest)), *(Passed(each, (1,), False) for each in nodes)]
 
-    def support(self, node: fx.Node, known: Known) -> Extent:
+    def support(self, node: fx.Node, known: Known) -> Extents:
+        if "shape" not in node.meta:
+            return everything(node)
         found = list(full(len(shape_of(node))))
         found[1] = affine_support(node, known)
         return tuple(found)
@@ -227,8 +246,15 @@ class Folded(Rule):
         return out.call(node, node.target, (operand, *node.args[1:]), {}, extent)
 
 
+def _bits(node: fx.Node, rank: int) -> set[int]:
+    """The dimension in which elements of another type have other numbers."""
+    return set() if shape_of(node) == shape_of(source_of(node)) else {rank - 1}
+
+
 #: Padding by a number; with zeros it is a movement.
 BORDER = Whole(_border)
+#: The same memory as another type.
+BITS = Whole(_bits)
 register(
     "_softmax _log_softmax _safe_softmax cumsum cumprod logcumsumexp sort topk cummax cummin "
     "_fft_c2c _fft_r2c _fft_c2r",
@@ -247,9 +273,15 @@ register(
     "upsample_nearest3d _upsample_nearest_exact3d upsample_trilinear3d",
     Whole(_space(3)),
 )
+register("fractional_max_pool2d", Fractional(2))
+register("fractional_max_pool3d", Fractional(3))
 register("grid_sampler_2d grid_sampler_3d", Sampled())
 register("view_as_complex view_as_real", Complex())
-register("batch_norm instance_norm", BatchNorm())
+register(
+    "batch_norm instance_norm native_batch_norm _native_batch_norm_legit "
+    "_native_batch_norm_legit_no_training",
+    BatchNorm(),
+)
 register("layer_norm rms_norm native_layer_norm", LayerNorm())
 register("group_norm", GroupNorm())
 register("glu", Gated())

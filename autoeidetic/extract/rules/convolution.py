@@ -80,16 +80,16 @@ class Convolution(Rule):
     def support(self, node: fx.Node, known: Known) -> Extent:
         a, at = given(node), layout(node)
         result = list(full(len(shape_of(node))))
-        if known.is_learned(a["weight"]):
-            return tuple(result)
-        reads = _reads(node, known)
+        reads, learned = _reads(node, known), known.is_learned(a["weight"])
+        if learned:
+            reads = np.ones_like(reads)
         inputs = known.support(a["input"])[at.channel]
         if inputs is not None:
             reads = reads & inputs.reshape(at.groups, 1, at.ins)
         rows = reads.any(2).reshape(-1)
         bias = known.value(a.get("bias"))
         if bias is not None:
-            rows = rows | (bias != 0).cpu().numpy()
+            rows = rows | learned | (bias != 0).cpu().numpy()
         result[at.channel] = simple(rows)
         return tuple(result)
 

@@ -32,6 +32,14 @@ class Embedding(Through):
         return [Passed(source_of(node), (None, len(shape_of_result(node)) - 1))]
 
 
+class Bags(Embedding):
+    """Sums of rows; other results (counts, places) are of all channels."""
+
+    def passed(self, node: fx.Node) -> list[Passed]:
+        numbers = {part.args[1] for part in node.users}
+        return super().passed(node) if 0 in numbers else []
+
+
 # -- x[:, i, j] ------------------------------------------------------------------------------------
 
 
@@ -200,10 +208,12 @@ class Put(Through):
         return [Passed(into, kept), Passed(values, dims)]
 
 
+#: For an index that is not known, or not one of channels.
+GATHER = Gather()
+SCATTER = Scatter()
+PUT = Sometimes(Put(), when=lambda node, known: not _has_mask(node))
 register("embedding", Embedding())
+register("_embedding_bag _embedding_bag_forward_only", Bags())
 _BY_DATA = Sometimes(Index(), when=lambda node, known: not _has_mask(node))
 register("index _unsafe_index index_select", KnownIndex(), when=_is_known, otherwise=_BY_DATA)
-register("gather", Gather())
-register("scatter scatter_add scatter_reduce", Scatter())
-register("index_add index_copy index_reduce index_fill", Scatter())
-register("index_put _unsafe_index_put", Put(), when=lambda node, known: not _has_mask(node))
+register("scatter_add scatter_reduce index_add index_reduce", SCATTER)

@@ -23,7 +23,7 @@ from torch import Tensor, fx
 from ...propagate.values import compress, core, varies
 from ..extents import Extent, around, cut, full, holds, lengths, mask, same, simple
 from ..narrow import Extents, Narrow, shape_of
-from .channelwise import BORDER
+from .channelwise import BITS, BORDER
 from .registry import Rule, given, register
 
 if TYPE_CHECKING:
@@ -483,9 +483,14 @@ register(
     "replication_pad3d",
     Movement(),
 )
-register("reshape _unsafe_view", Reshape())
+register("reshape _unsafe_view _reshape_alias", Reshape())
 # a view as another type has other elements
-register("view", Reshape(), when=lambda node, known: not isinstance(node.args[1], torch.dtype))
+register(
+    "view",
+    Reshape(),
+    when=lambda node, known: not isinstance(node.args[1], torch.dtype),
+    otherwise=BITS,
+)
 register("expand", Expand())
 register("slice narrow roll", Pick())
 register("select", Select())

@@ -36,15 +36,19 @@ class Pointwise(Rule):
     """Zero where all operands are, if the operator makes zero of zeros."""
 
     def channels(self, node: fx.Node, part: fx.Node, known: Known) -> frozenset[int]:
-        rank, found = len(shape_of(node)), set()
+        rank, found, met, made = len(shape_of(node)), set(), set(), set()
         for operand in leaves((node.args, node.kwargs), fx.Node):
             skipped = rank - len(shape_of(operand))
-            found |= {
-                dim + skipped
-                for dim in known.channels.get(operand, ())
-                if shape_of(operand)[dim] == shape_of(node)[dim + skipped]
-            }
-        return frozenset(found)
+            after = shape_of(node)[skipped:]
+            own = {d for d, n in enumerate(shape_of(operand)) if n == after[d]}
+            if operand in known.channels:
+                met |= {dim + skipped for dim in own}
+                found |= {dim + skipped for dim in own & known.channels[operand]}
+            elif operand.op != "get_attr" or operand.target not in known.capture.constants:
+                # a parameter makes channels where inputs are broadcast to it; the size of a
+                # constant may be that of an input
+                made |= {dim + skipped for dim in own}
+        return frozenset(found | (made - met))
 
     def support(self, node: fx.Node, known: Known) -> Extent:
         if not self._keeps_zero(node, known):
