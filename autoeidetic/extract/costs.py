@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from torch import Tensor, fx
+import torch
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -14,6 +16,8 @@ from ..capture.capture import capture
 from ..common.inputs import CallInputs
 from ..common.undisturbed import undisturbed
 from ..tasks.network import Network
+
+_VIEW = torch.ops.aten.view.default
 
 
 def parameters(network: Network, tasks: Sequence[int], headless: bool) -> int:
@@ -33,37 +37,51 @@ def parameters(network: Network, tasks: Sequence[int], headless: bool) -> int:
 def of_network(network: Network, inputs: CallInputs) -> int:
     """Multiply-adds of the bare model, for one input."""
     model = network.backbone
-    with network.unguarded(), undisturbed(model, evaluate=True, gradients=False, quiet=True):
-        graph = capture(model, inputs).module()
     leaves = pytree.tree_leaves((inputs.args, inputs.kwargs))
-    return multiply_adds(graph, [leaf for leaf in leaves if isinstance(leaf, Tensor)])
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    with network.unguarded():
+        with undisturbed(model, evaluate=True, gradients=False, quiet=True):
+            graph = capture(model, inputs).module()
+        run = partial(model, *inputs.args, **inputs.kwargs)
+        return _multiply_adds(graph, tensors, model, run)
 
 
-def multiply_adds(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> int:
+def multiply_adds(program: fx.GraphModule, inputs: Sequence[Tensor]) -> int:
     """Multiply-adds of matrix products, convolutions and attention, for one input."""
-    rows = next((t.shape[0] for t in inputs if t.dim()), 1)
-    try:  # shapes are enough
-        operations = _operations(_on_meta(graph), [tensor.to("meta") for tensor in inputs])
-    except Exception:  # an operator without a kernel for shapes alone, or one that reads values
-        operations = _operations(graph, inputs)
+    return _multiply_adds(program, inputs, program, partial(program.forward, *inputs))
+
+
+def _multiply_adds(
+    graph: fx.GraphModule, inputs: Sequence[Tensor], model: nn.Module, run: Callable[[], Any]
+) -> int:
+    """The cost of a graph, counted on shapes alone; where that is not possible, on a pass."""
+    operations = _Operations()
+    around = undisturbed(
+        model, evaluate=True, attributes=True, generators="all", gradients=False, quiet=True
+    )
+    with around:
+        try:
+            with operations:
+                _OnMeta(graph).run(*(tensor.to("meta") for tensor in inputs))
+        except Exception:  # an operator without a kernel for shapes, or one that reads values
+            operations = _Operations()
+            with operations:
+                run()
+    rows = next((tensor.shape[0] for tensor in inputs if tensor.dim()), 1)
     # a multiplication and an addition are two operations
-    return operations // 2 // max(rows, 1)
+    return operations.total // 2 // max(rows, 1)
 
 
-def _on_meta(graph: fx.GraphModule) -> fx.GraphModule:
-    """The same graph with tensors that have no values."""
-    names = {str(node.target) for node in graph.graph.find_nodes(op="get_attr")}
-    tensors = dict(graph.state_dict(keep_vars=True))
-    return fx.GraphModule({name: tensors[name].detach().to("meta") for name in names}, graph.graph)
+class _OnMeta(fx.Interpreter):
+    """Runs a graph on tensors that have no values."""
 
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return super().get_attr(target, args, kwargs).detach().to("meta")
 
-def _operations(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> int:
-    with (
-        undisturbed(graph, generators="all", gradients=False, quiet=True),
-        _Operations() as counted,
-    ):
-        fx.Interpreter(graph).run(*inputs)
-    return counted.total
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        # results of other kernels may lie in memory in another order, and have no such view
+        target = torch.ops.aten.reshape.default if target is _VIEW else target
+        return super().call_function(target, args, kwargs)
 
 
 class _Operations(TorchDispatchMode):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import lives
+import numpy as np
 import pytest
 import timm
 import torch
@@ -523,3 +524,40 @@ def test_a_program_needs_no_package(net: EideticNet, tmp_path: Path) -> None:
         "assert torch.allclose(found['program'](found['x']), found['y'], atol=1e-5)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# -- smallness ------------------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    """Four heads of four channels, on a stream of sixteen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(5, 16), nn.Linear(16, 3)
+        self.qkv, self.proj = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+        x = x + self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return self.head(x.mean(1))
+
+
+def test_scattered_channels_of_heads_are_cut_exactly() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 6, 5)
+    net = autoeidetic.convert(lives.randomise(Attention()), x)
+    net.prepare_for_task(0, num_classes=3)
+    plan = net.call_plan.plan
+    values = plan.parameters["qkv.bias"].units.numpy()[32:].reshape(4, 4)
+    pruned = np.zeros_like(net.owners.pruned)
+    pruned[values[[0, 0, 1, 2, 2, 2], [1, 2, 3, 0, 1, 2]]] = True  # other channels of each head
+    pruned[plan.parameters["embed.bias"].units.numpy()[:10]] = True
+    net.give_up(pruned)
+    net.finish_task()
+    program = extracted(net.eval(), 0)
+    assert agrees(net, program, torch.randn(3, 9, 5), 0)
+    # the other values of a head are not computed: they would read the whole stream
+    assert program.get_parameter("qkv.weight").shape == (32 + 10, 6)
+    assert program.get_parameter("embed.weight").shape == (6, 5)
