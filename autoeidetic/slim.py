@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,10 @@ from .extract.program import Program
 from .net import EideticNet
 from .plan.call_plan import ATTACHED
 from .propagate.propagate import channel_numbers
-from .tasks.pruning.choose import choose
+from .tasks.pruning.choose import choose, dependents
 from .tasks.pruning.scores import Loss, ScoreData, named, unit_scores
 
+Array = np.ndarray
 #: What the fraction that is kept may be one of.
 KINDS = ("units", "multiply-adds", "parameters")
 #: The search for a share of units stops when the cost is this close to what was asked for.
@@ -39,6 +40,7 @@ def slim(
     by: str = "l2",
     loader: Iterable[Any] | None = None,
     loss: Loss | None = None,
+    over_network: float | None = None,
 ) -> Program:
     """Prune any model and return what is left as a small, dense, ordinary module.
 
@@ -55,6 +57,9 @@ def slim(
         loader: batches of data, for scores that need it. The running statistics of batch norms
             are re-estimated on it.
         loss: as for :meth:`autoeidetic.EideticNet.prune`.
+        over_network: which part of the units that leave is ranked over the whole network, between
+            0 (every group gives up the same share) and 1; by default as the score has it: 0 for
+            "l1", "l2" and "random", 1 for "taylor", 0.75 for "hybrid".
 
     Example:
         >>> import torch, autoeidetic
@@ -77,27 +82,21 @@ def slim(
             "the model is a program, whose layers are operators and no modules",
             remedy="slim the model that it was made of, with a smaller keep",
         )
-    score = named(by)
+    ranked = _ranked(over_network, by)
     net = _opened(model, example_inputs)
     data = None if loader is None else ScoreData(loader, loss or default_loss)
-    scores = unit_scores(net, by, data)
+    scores, spared = unit_scores(net, by, data), _outputs(net)
 
-    def without(fraction: float) -> EideticNet:
-        """A copy of the network that has given up a fraction of its units."""
-        pruned = copy.deepcopy(net)
-        pruned.give_up(
-            choose(
-                pruned.call_plan,
-                pruned.owners,
-                scores,
-                fraction,
-                over_network=score.over_network,
-                spared=_outputs(pruned),
-            )
+    def chosen(fraction: float) -> Array:
+        """The units that leave, if it is a fraction of all of them."""
+        return choose(
+            net.call_plan, net.owners, scores, fraction, over_network=ranked, spared=spared
         )
-        return pruned
 
-    pruned = without(1 - keep) if of == "units" or keep == 1 else _search(without, keep, of)
+    if of == "units" or keep == 1:
+        pruned = _without(net, chosen(1 - keep))
+    else:
+        pruned = _search(net, chosen, scores, keep, of)
     if loader is not None:
         pruned.train()  # norms that a model keeps in eval mode while it trains are left alone
         pruned.refresh_statistics(loader)
@@ -127,23 +126,62 @@ def _outputs(net: EideticNet) -> np.ndarray:
     return net.call_plan.plan.closure(marked)
 
 
-def _search(without: Any, keep: float, of: str) -> EideticNet:
+def _ranked(over_network: float | None, by: str) -> float:
+    score = named(by)
+    if over_network is None:
+        return score.over_network
+    number = isinstance(over_network, (int, float)) and not isinstance(over_network, bool)
+    if not number or not 0 <= over_network <= 1:
+        raise InputError(
+            f"over_network={over_network!r} is not between 0 and 1", remedy="pass 0.5, say"
+        )
+    return float(over_network)
+
+
+def _without(net: EideticNet, units: Array) -> EideticNet:
+    """A copy of the network that has given up these units."""
+    pruned = copy.deepcopy(net)
+    pruned.give_up(units)
+    return pruned
+
+
+def _search(
+    net: EideticNet, chosen: Callable[[float], Array], scores: Array, keep: float, of: str
+) -> EideticNet:
     """The network whose cost is nearest to a part of the whole network's.
 
-    The cost falls with the share of units that leave, so that halving an interval finds it.
+    The cost falls with the share of units that leave, so that halving an interval finds it. Groups
+    of few units, such as heads, all change at the same share: in between, units leave one by one.
     """
     place = 0 if of == "parameters" else 1
-    whole = costs_before(without(0.0))[place]
+    whole = max(costs_before(net)[place], 1)
+    nearest, best = math.inf, net
+
+    def left(units: Array) -> float:
+        nonlocal nearest, best
+        made = _without(net, units)
+        part = measure(made)[place] / whole
+        if abs(part - keep) < nearest:
+            nearest, best = abs(part - keep), made
+        return part
+
+    few, many = chosen(0.0), chosen(1.0)
     low, high = 0.0, 1.0
-    best, nearest = None, math.inf
     for _ in range(_STEPS):
-        middle = (low + high) / 2
-        made = without(middle)
-        left = measure(made)[place] / max(whole, 1)
-        if abs(left - keep) < nearest:
-            best, nearest = made, abs(left - keep)
+        units = chosen((low + high) / 2)
+        if left(units) > keep:
+            low, few = (low + high) / 2, units
+        else:
+            high, many = (low + high) / 2, units
         if nearest < _CLOSE * keep:
-            break
-        low, high = (middle, high) if left > keep else (low, middle)
-    assert best is not None
+            return best
+    more = (many & ~few).nonzero()[0]
+    more = more[np.argsort(scores[more], kind="stable")]
+    low, high = 0, len(more)
+    while high - low > 1 and nearest >= _CLOSE * keep:
+        middle = (low + high) // 2
+        units = few.copy()
+        units[more[:middle]] = True
+        units = dependents(net.call_plan.plan.requires, units) & net.owners.in_training
+        low, high = (middle, high) if left(units) > keep else (low, middle)
     return best

@@ -33,11 +33,13 @@ class Way:
     smaller: Callable[[nn.Module, float, Tensor, Sequence[Batch]], nn.Module]
 
 
-def _slim(score: str) -> Way:
+def _slim(score: str, by: str, **options: Any) -> Way:
     def smaller(model: nn.Module, share: float, x: Tensor, batches: Sequence[Batch]) -> nn.Module:
         import autoeidetic
 
-        return autoeidetic.slim(model, share, x, of="multiply-adds", by=score, loader=batches)
+        return autoeidetic.slim(
+            model, share, x, of="multiply-adds", by=by, loader=batches, **options
+        )
 
     return Way(OURS, score, smaller)
 
@@ -59,9 +61,9 @@ def _torch_pruning(score: str, importance: str, **options: Any) -> Way:
 
 
 WAYS = (
-    _slim("l2"),
-    _slim("taylor"),
-    _slim("hybrid"),
+    _slim("l2", "l2"),
+    _slim("taylor", "taylor"),
+    _slim("taylor, half of it ranked", "taylor", over_network=0.5),
     _torch_pruning("magnitude", "GroupMagnitudeImportance"),
     _torch_pruning("Taylor", "GroupTaylorImportance"),
     _torch_pruning("Taylor, global", "GroupTaylorImportance", global_pruning=True),

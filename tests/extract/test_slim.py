@@ -104,6 +104,37 @@ def test_costs(of: str, keep: float) -> None:
     assert after / before == pytest.approx(keep, rel=0.05)
 
 
+def transformer() -> nn.Module:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(24, 6, 48, batch_first=True)
+    model = nn.Sequential(nn.Linear(5, 24), nn.TransformerEncoder(layer, 3), nn.Linear(24, 2))
+    for parameter in model.parameters():  # layers of an encoder start as copies of one
+        nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_costs_between_two_numbers_of_heads() -> None:
+    report = slim(transformer(), 0.5, torch.randn(2, 7, 5), of="multiply-adds").report
+    assert report.multiply_adds_after / report.multiply_adds_before == pytest.approx(0.5, rel=0.03)
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+@pytest.mark.parametrize("over_network", [0, 0.5, 1.0])
+def test_part_that_is_ranked(over_network: float) -> None:
+    x = torch.randn(2, 7, 5)
+    program = slim(transformer(), 0.5, x, of="parameters", over_network=over_network)
+    shapes = [p.shape[0] for name, p in program.named_parameters() if "linear1.bias" in name]
+    same = len(set(shapes)) == 1
+    assert same == (over_network == 0)
+
+
+@pytest.mark.parametrize("over_network", [-0.1, 1.5, True, "all", float("nan")])
+def test_parts_that_are_none(over_network: Any) -> None:
+    with pytest.raises(InputError, match="is not between 0 and 1"):
+        slim(wide(), 0.5, image(), over_network=over_network)
+
+
 @pytest.mark.parametrize("of", ["units", "parameters", "multiply-adds"])
 def test_the_least(of: str) -> None:
     program = slim(wide(), 1e-6, image(), of=of)

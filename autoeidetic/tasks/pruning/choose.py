@@ -61,7 +61,7 @@ def choose(
         left = wanted[group.name] - int(chosen[units[owners.in_training[units]]].sum())
         order = _leaving_first(candidates, worth, plan.blocks, units[used[units] & ~chosen[units]])
         chosen[order[: max(left, 0)]] = True
-        chosen = _dependents(plan.requires, chosen)
+        chosen = dependents(plan.requires, chosen)
     return chosen & owners.in_training
 
 
@@ -198,7 +198,7 @@ def _required_first(call_plan: CallPlan) -> list[Group]:
     return [by_name[name] for name in required_first(call_plan.plan.graph)]
 
 
-def _dependents(requires: Array, chosen: Array) -> Array:
+def dependents(requires: Array, chosen: Array) -> Array:
     """The chosen units and every unit that requires one of them."""
     if not len(requires):
         return chosen
