@@ -58,7 +58,7 @@ def limited(
     size = variation.sizes_in(inputs)[0]
     least, most = min(variation.captured), max(variation.captured)
     is_right = lambda size: right(variation.at(inputs, size))  # noqa: E731
-    tried = _sizes_of_batches(most) if variation.is_batch else _sizes_far_away(size, least, most)
+    tried = _sizes_of_batches(most) if variation.is_batch else _sizes_far_away(size, most)
     sizes = sorted({*tried, *known})
     found = replace(
         variation,
@@ -71,12 +71,12 @@ def limited(
 
 
 def _sizes_of_batches(most: int) -> Iterator[int]:
-    # models rarely look at the number of rows, and many rows take long
+    # Models rarely look at the number of rows, and many rows take long.
     yield from (1, most + 1)
 
 
-def _sizes_far_away(size: int, least: int, most: int) -> Iterator[int]:
-    yield from (*_SMALL, size // 8, size // 4, size // 2, least - 1, most + 3)
+def _sizes_far_away(size: int, most: int) -> Iterator[int]:
+    yield from (*_SMALL, size // 8, size // 4, size // 2, most + 3)
     if 4 * size + 3 <= _LARGEST:
         yield 4 * size + 3
 
