@@ -127,6 +127,24 @@ def slice_of_zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+def test_recorded_results_count(slice_of_zoo: Path, tmp_path: Path) -> None:
+    before = json.loads((slice_of_zoo / "zoo-families.json").read_text())
+    before["models"][0]["convert"]["error"] = "failed that day"
+    (tmp_path / "zoo-families.json").write_text(json.dumps(before))
+    arguments = ["--models", *TINY, "--output", "zoo-families", "--into", str(tmp_path)]
+    zoo(*arguments, "--verify")
+    after = json.loads((tmp_path / "zoo-families.json").read_text())
+    for old, new in zip(before["models"], after["models"], strict=True):
+        assert [old[stage] for stage in ("convert", "verify")] == [
+            new[stage] for stage in ("convert", "verify")
+        ]
+        assert old["analyze"]["seconds"] != new["analyze"]["seconds"]
+    assert zoo(*arguments, "--retry") == 0
+    (first, *_) = json.loads((tmp_path / "zoo-families.json").read_text())["models"]
+    assert "error" not in first["convert"]
+
+
+@pytest.mark.slow
 def test_zoo_keeps_its_promises(slice_of_zoo: Path) -> None:
     content = json.loads((slice_of_zoo / "zoo-families.json").read_text())
     assert "aten.linear" in content["operators"]

@@ -8,7 +8,7 @@
 
 Every model runs in its own process with a time and a memory limit. Each result is stored as soon
 as it is known, in one file of JSON lines per stage: a stopped run resumes, and a stage that has a
-result for a model is not run again for it.
+result for a model, there or in the result file of the whole set, is not run again for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .measure import STAGES, TOO_MANY, Stage, count, warm_up
 from .models import family, matching, timm_names, torchvision_names, transformers_names
 from .records import failures
 from .result_table import live_head, live_row, to_csv, to_markdown
-from .runner import Record, discard, run_all, setting, setting_line
+from .runner import LIBRARIES, Record, discard, read, run_all, setting, setting_line
 from .summary import summary
 from .web_page import to_html
 
@@ -63,14 +63,12 @@ def run(options: argparse.Namespace, prog: str, arguments: Sequence[str]) -> int
     records = [{"model": name, "family": family(name)} for name in names]
     # In the parent: every forked process inherits the loaded libraries.
     warm_up()
+    stem = _stem(options)
+    recorded = {} if options.fresh else _recorded(options.into / f"{stem}.json")
     for stage in _stages(options):
-        _run(stage, records, options)
+        _run(stage, records, options, recorded.get(stage, {}))
     print("\n" + "\n".join(summary(records)))
-    # Only a run of whole sets is named after them, so that a partial run cannot replace its files.
-    whole = not options.models and options.max_params is None
-    sets = [key for key in SETS if getattr(options, key)] if whole else ["chosen"]
-    typed = shlex.join([*prog.split(), *arguments])
-    _write(options.into, options.output or "-".join(["zoo", *sets]), typed, records)
+    _write(options.into, stem, shlex.join([*prog.split(), *arguments]), records)
     return 1 if any(map(failures, records)) else 0
 
 
@@ -182,8 +180,41 @@ def _result_file(options: argparse.Namespace, stage: str) -> Path:
     return path
 
 
-def _run(stage: str, records: list[Record], options: argparse.Namespace) -> None:
-    """Run one stage for every record that does not skip it, and add the results to the records."""
+def _stem(options: argparse.Namespace) -> str:
+    """The name of the result files."""
+    # Only a run of whole sets is named after them, so that a partial run cannot replace its files.
+    whole = not options.models and options.max_params is None
+    sets = [key for key in SETS if getattr(options, key)] if whole else ["chosen"]
+    return options.output or "-".join(["zoo", *sets])
+
+
+def _recorded(path: Path) -> dict[str, dict[str, Record]]:
+    """Stage -> model -> result, from the result file of an earlier run; without the analysis.
+
+    The file has too little of the analysis, which is fast.
+    """
+    if not path.exists():
+        return {}
+    content = json.loads(path.read_text())
+    versions = {name: content["setting"][name] for name in LIBRARIES if name in content["setting"]}
+    return {
+        stage: {
+            record["model"]: {"model": record["model"], "versions": versions, **record[stage]}
+            for record in content["models"]
+            if stage in record and "skipped" not in record[stage]
+        }
+        for stage in STAGES
+        if stage != "analyze"
+    }
+
+
+def _run(
+    stage: str, records: list[Record], options: argparse.Namespace, recorded: dict[str, Record]
+) -> None:
+    """Run one stage for every record that does not skip it, and add the results to the records.
+
+    ``recorded`` are results of an earlier run, which count if there is no newer one.
+    """
     kind = STAGES[stage]
     for record in records:
         reason = _reason_to_skip(kind, record, options)
@@ -194,6 +225,15 @@ def _run(stage: str, records: list[Record], options: argparse.Namespace) -> None
     path = _result_file(options, stage)
     if options.fresh:
         discard(path, names)
+    measured = {record["model"] for record in read(path)}
+    by_name = {
+        name: recorded[name]
+        for name in names
+        if name in recorded
+        and name not in measured
+        and not (options.retry and "error" in recorded[name])
+    }
+    names = [name for name in names if name not in by_name]
     print(f"\n{stage}: {len(names)} models\n{live_head(stage)}")
     found = run_all(
         kind.measure,
@@ -205,7 +245,7 @@ def _run(stage: str, records: list[Record], options: argparse.Namespace) -> None
         retry=options.retry,
         describe=lambda record: live_row(stage, record),
     )
-    by_name = {record["model"]: record for record in found}
+    by_name |= {record["model"]: record for record in found}
     # Each record in the file also has the model's name, which the whole record has already.
     for record in records:
         if record["model"] in by_name:
