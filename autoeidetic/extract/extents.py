@@ -83,7 +83,7 @@ def index(positions: Positions, size: int) -> np.ndarray:
     return np.arange(size) if positions is None else positions.nonzero()[0]
 
 
-def lengths(extent: Extent, shape: Sequence[int]) -> tuple[int, ...]:
+def lengths(extent: Sequence[Positions], shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of what an extent holds of a tensor."""
     return tuple(
         size if positions is None else int(positions.sum())

@@ -35,7 +35,7 @@ Move = Callable[[Tensor], Tensor]
 #: A way to write a cut operator: (target, arguments after the operand, keyword arguments).
 Way = tuple[Any, tuple[Any, ...], dict[str, Any]]
 #: Positions along channels that are looked at one by one.
-_MOST_POSITIONS = 2**20
+_MOST_POSITIONS = 2**16
 
 
 class Movement(Rule):
@@ -406,6 +406,9 @@ def demand_shown(move: Move, inside: Extent, source: fx.Node, known: Known) -> N
     shown = cut_small(_run(move, number.expand(before)), inside)
     held = np.zeros(math.prod(sizes) + 1, bool)
     held[shown.reshape(-1).numpy()] = True
+    if held[1:].sum() == math.prod(lengths([around_all[d] for d in along], sizes)):
+        known.demand(source, around_all)  # it is a product
+        return
     for box in _boxes(held[1:].reshape(sizes)):
         extent = list(around_all)
         for dim, positions in zip(along, box, strict=True):
