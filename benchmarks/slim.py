@@ -43,9 +43,9 @@ from benchmarks.slim_networks import (
     NETWORKS,
     Data,
     Tuning,
-    batch_norms,
     batches,
     example,
+    has_batch_norms,
     read,
     train,
     trained,
@@ -162,8 +162,8 @@ def _set_up() -> None:
 def tune(options: argparse.Namespace) -> int:
     """Print the validation accuracy of all copies with each rate, and the best for each tool.
 
-    Copies of Torch-Pruning are also tuned with statistics of batch norms that are trained. A tool
-    is as good as its best score, on average over the sizes.
+    Copies with batch norms are tuned with fixed statistics and with learned ones. A tool is as good
+    as its best score, on average over the sizes.
     """
     _set_up()
     data = read(options.data_directory)
@@ -191,7 +191,7 @@ def tune(options: argparse.Namespace) -> int:
 
 
 def _tunings(smaller: nn.Module) -> list[Tuning]:
-    ways = (False, True) if batch_norms(smaller) else (False,)
+    ways = (False, True) if has_batch_norms(smaller) else (False,)
     return [Tuning(rate, statistics) for statistics in ways for rate in RATES]
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from autoeidetic.extract.program import Program
 from benchmarks.learning_data import (
     Batches,
     Directory,
@@ -97,7 +98,7 @@ def _tuned(ours: Tuning, theirs: Tuning) -> dict[str, Tuning]:
     return {OURS: ours, THEIRS: theirs}
 
 
-#: Chosen on the validation images (``--tune``). The statistics of a program are fixed.
+#: Chosen on the validation images (``--tune``).
 NETWORKS = {
     "resnet": Network(resnet, 3e-3, _tuned(Tuning(4e-3), Tuning(4e-3))),
     "vit": Network(vit, 2e-3, _tuned(Tuning(2e-3), Tuning(2e-3))),
@@ -140,7 +141,7 @@ def train(
 ) -> float:
     """Train with AdamW and one cycle of the learning rate; returns the seconds.
 
-    Without ``statistics`` batch norms keep those that they have, as they always do in a program.
+    Without ``statistics`` batch norms keep those that they have.
     """
     torch.manual_seed(seed)
     loader = batches(examples, seed)
@@ -148,6 +149,8 @@ def train(
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=epochs * len(loader))
     start = time.perf_counter()
     model.train()
+    if isinstance(model, Program):
+        model.learn_statistics(statistics)
     for layer in batch_norms(model):
         layer.train(statistics)
     for _ in range(epochs):
@@ -156,7 +159,13 @@ def train(
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
             schedule.step()
+    model.eval()
     return time.perf_counter() - start
+
+
+def has_batch_norms(model: nn.Module) -> bool:
+    """Whether a model, or a program, has statistics of batch norms."""
+    return any(name.endswith("running_mean") for name, _ in model.named_buffers())
 
 
 def batch_norms(model: nn.Module) -> list[nn.Module]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+import autoeidetic
 from autoeidetic.errors import InputError
 from autoeidetic.extract.files.exported import exported
 from autoeidetic.extract.program import Program, report_of, usable
@@ -351,3 +352,54 @@ def test_hand_made_programs_are_not_trivial(make: Callable[..., Program]) -> Non
     one, other = (pytree.tree_leaves(program(**inputs(program, n)))[0] for n in (3, 4))
     assert isinstance(one, Tensor)
     assert not torch.equal(one, other[:3])
+
+
+# -- statistics of batch norms --------------------------------------------------------------------
+
+
+def normed() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6, eps=1e-3, momentum=0.3), nn.ReLU(),
+        nn.Conv2d(6, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.Flatten(),
+        nn.Linear(64, 2),
+    )  # fmt: skip
+
+
+def test_statistics_are_learned_as_in_the_model() -> None:
+    model, x = normed(), torch.randn(5, 3, 8, 8)
+    program = autoeidetic.slim(model.eval(), 1.0, x).learn_statistics().train()
+    torch.testing.assert_close(program(x), model.train()(x))
+    for name in ("1.running_mean", "1.running_var"):
+        torch.testing.assert_close(program.get_buffer(name), model.get_buffer(name))
+    torch.testing.assert_close(program.eval()(x), model.eval()(x))
+
+
+def test_statistics_stay_unless_asked_for() -> None:
+    x = torch.randn(5, 3, 8, 8)
+    program = autoeidetic.slim(normed().eval(), 0.5, x)
+    expected, state = program(x), {k: v.clone() for k, v in program.state_dict().items()}
+    assert torch.equal(program.train()(x), expected)
+    program.learn_statistics().learn_statistics(False)
+    assert torch.equal(program(x), expected)
+    assert all(torch.equal(value, state[name]) for name, value in program.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_programs_that_learn_statistics_leave_as_others_do(tmp_path: Path) -> None:
+    x = torch.randn(5, 3, 8, 8)
+    program = autoeidetic.slim(normed().eval(), 0.5, x)
+    code, expected = program.code, program(x)
+    program.learn_statistics().train()
+    assert "training = True" in program.code
+    copied = copy.deepcopy(program)
+    assert copied.code == program.code
+    assert copied.eval().code != program.code
+    program.save(tmp_path / "program.safetensors")
+    assert torch.equal(autoeidetic.load(tmp_path / "program.safetensors")(x), expected)
+    assert torch.equal(pickle.loads(pickle.dumps(program))(x), expected)
+    program.save(tmp_path / "program.pt2")
+    answer = torch.export.load(tmp_path / "program.pt2").module()(x)
+    torch.testing.assert_close(answer, expected)
+    assert torch.equal(program.eval()(x), expected)
+    assert program.code == code

@@ -46,12 +46,15 @@ def _varied(x: Tensor) -> Tensor:
 
 
 def _accepts(model: nn.Module, x: Tensor) -> bool:
+    before = model.training
     try:
         with torch.no_grad():
             for mode in (model.eval(), model.train()):
                 mode(x)
     except Exception:  # a model may raise anything at another size
         return False
+    finally:
+        model.train(before)
     return True
 
 

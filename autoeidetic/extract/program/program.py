@@ -6,6 +6,8 @@ model. Neither running nor unpickling one needs this package.
 
 from __future__ import annotations
 
+import copy
+import inspect
 import keyword
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn import functional as F
 
 from ...common import files
 from ...report.drawable import Drawable
@@ -23,6 +26,10 @@ from .report import ExtractReport, report_of
 
 #: The key of ``program.meta`` under which everything about a program is kept, as JSON values.
 KEY = "autoeidetic"
+#: The key under which it is kept whether batch norms learn their statistics.
+_LEARNS = "autoeidetic learns statistics"
+_BATCH_NORM = inspect.signature(F.batch_norm)
+_POSITIONAL = ("input", "running_mean", "running_var", "weight", "bias")
 
 
 class Program(Drawable, fx.GraphModule):
@@ -30,7 +37,8 @@ class Program(Drawable, fx.GraphModule):
 
     Everything that works on an ``nn.Module`` works on it: training, ``.to()``, ``torch.compile``,
     ``torch.export``. ``train()`` and ``eval()`` change nothing: it computes what the network does
-    in eval mode. A pickled program is a plain ``torch.fx.GraphModule``.
+    in eval mode, unless :meth:`learn_statistics` was called. A pickled program is a plain
+    ``torch.fx.GraphModule``.
     """
 
     @classmethod
@@ -77,6 +85,44 @@ class Program(Drawable, fx.GraphModule):
     def _summary(self) -> str:
         return str(self.report)
 
+    def learn_statistics(self, on: bool = True) -> Program:
+        """Let batch norms use and update the statistics of batches in train mode, as in the model.
+
+        Without it they use the running statistics that they have, which suits few data or small
+        batches. Copies keep the choice, files do not. Returns the program.
+
+        Example:
+            >>> import torch, autoeidetic
+            >>> from torch import nn
+            >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(),
+            ...                       nn.LazyLinear(2))
+            >>> x = torch.randn(4, 3, 6, 6)
+            >>> _ = model.eval()(x)
+            >>> program = autoeidetic.slim(model, 0.5, x).learn_statistics().train()
+            >>> before = program.get_buffer("1.running_mean").clone()
+            >>> _ = program(x)
+            >>> torch.equal(before, program.get_buffer("1.running_mean"))
+            False
+        """
+        self.meta[_LEARNS] = bool(on)
+        return self.train(self.training)
+
+    def train(self, mode: bool = True) -> Program:
+        """Set the mode; it matters only after :meth:`learn_statistics`."""
+        super().train(mode)
+        learns = mode and self.meta.get(_LEARNS, False)
+        changed = False
+        for node in self.graph.find_nodes(op="call_function", target=F.batch_norm):
+            call = _BATCH_NORM.bind(*node.args, **node.kwargs)
+            given = call.arguments
+            if given["running_mean"] is not None and given.pop("training", False) != learns:
+                node.args = tuple(given.pop(name, None) for name in _POSITIONAL)
+                node.kwargs = {**given, "training": True} if learns else given
+                changed = True
+        if changed:
+            self.recompile()
+        return self
+
     def save(self, path: Any) -> None:
         """Write the program to a file, all or nothing; the ending tells the format.
 
@@ -93,7 +139,12 @@ class Program(Drawable, fx.GraphModule):
         """
         from ..files import save
 
-        save(self, path)
+        save(self._as_evaluated(), path)
+
+    def _as_evaluated(self) -> Program:
+        """The program, or a copy whose batch norms do not learn."""
+        learns = self.training and self.meta.get(_LEARNS, False)
+        return copy.deepcopy(self).learn_statistics(False) if learns else self
 
     @property
     def code(self) -> str:
@@ -110,6 +161,8 @@ class Program(Drawable, fx.GraphModule):
     def __reduce__(self) -> tuple[Any, ...]:
         # GraphModule traces its code anew, in which buffers are plain tensors: an operator of a
         # buffer and a size fails. Parameters are symbols, so all tensors are parameters there.
+        if self._as_evaluated() is not self:
+            return self._as_evaluated().__reduce__()
         make, (body, imports) = super().__reduce__()
         traced = _without_values(self)
         tensors = ("_parameters", "_buffers", "_modules")
@@ -178,9 +231,9 @@ def _without_values(program: nn.Module) -> nn.Module:
 
 def _copied(tensor: Tensor, trainable: bool) -> Tensor:
     """A copy that shares no memory with the network; a parameter if it can be trained."""
-    copy = tensor.detach().clone()
-    real = copy.is_floating_point() or copy.is_complex()
-    return nn.Parameter(copy) if trainable and real else copy
+    own = tensor.detach().clone()
+    real = own.is_floating_point() or own.is_complex()
+    return nn.Parameter(own) if trainable and real else own
 
 
 def usable(names: Iterable[str]) -> dict[str, str]:
