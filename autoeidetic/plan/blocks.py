@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from ..couple.tables import ParameterUnits, Read
@@ -33,11 +31,7 @@ def blocks_of(parameters: Iterable[ParameterUnits], units: int) -> Array:
         if not _is_grouped(read):
             continue
         columns, rows = (_first_two(each) for each in (read.columns, read.rows))
-        # Nodes: units as inputs, then units as outputs; an element of the weight is an edge.
-        pairs = coo_matrix(
-            (np.ones(columns.size, bool), (columns, rows + units + 1)), shape=(2 * units + 2,) * 2
-        )
-        labels = connected_components(pairs, directed=False)[1]
+        labels = _components(columns, rows + units + 1, 2 * units + 2)
         for members, at in ((np.unique(columns), 0), (np.unique(rows), units + 1)):
             _, numbers, sizes = np.unique(
                 labels[members + at], return_inverse=True, return_counts=True
@@ -47,6 +41,18 @@ def blocks_of(parameters: Iterable[ParameterUnits], units: int) -> Array:
             if divided and not found[members].any():
                 found[members] = numbers + 1 + found.max()
     return found
+
+
+def _components(inputs: Array, outputs: Array, size: int) -> Array:
+    """A label for each of ``size`` nodes: units as inputs, then units as outputs.
+
+    An element of the weight is an edge, so that a group of the convolution is a component.
+    """
+    from scipy.sparse import coo_matrix  # it takes long to import
+    from scipy.sparse.csgraph import connected_components
+
+    edges = coo_matrix((np.ones(inputs.size, bool), (inputs, outputs)), shape=(size, size))
+    return connected_components(edges, directed=False)[1]
 
 
 def _is_grouped(read: Read) -> bool:
