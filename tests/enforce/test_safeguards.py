@@ -107,7 +107,7 @@ def nested_parameters_shown(patch: Patch) -> None:
 
 def open_pruning(patch: Patch) -> None:
     """What is kept is not closed under requires."""
-    patch.setattr(choose, "_dependents", lambda requires, chosen: chosen)
+    patch.setattr(choose, "dependents", lambda requires, chosen: chosen)
     patch.setattr(Plan, "closure", lambda self, kept: kept)
 
 
