@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -16,6 +15,7 @@ from ..capture.capture import capture
 from ..common.inputs import CallInputs
 from ..common.undisturbed import undisturbed
 from ..tasks.network import Network
+from .finish import arguments
 
 _VIEW = torch.ops.aten.view.default
 
@@ -37,13 +37,11 @@ def parameters(network: Network, tasks: Sequence[int], headless: bool) -> int:
 def of_network(network: Network, inputs: CallInputs) -> int:
     """Multiply-adds of the bare model, for one input."""
     model = network.backbone
-    leaves = pytree.tree_leaves((inputs.args, inputs.kwargs))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     with network.unguarded():
         with undisturbed(model, evaluate=True, gradients=False, quiet=True):
             graph = capture(model, inputs).module()
         run = partial(model, *inputs.args, **inputs.kwargs)
-        return _multiply_adds(graph, tensors, model, run)
+        return _multiply_adds(graph, arguments(inputs).args, model, run)
 
 
 def multiply_adds(program: fx.GraphModule, inputs: Sequence[Tensor]) -> int:

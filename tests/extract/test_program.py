@@ -403,3 +403,13 @@ def test_programs_that_learn_statistics_leave_as_others_do(tmp_path: Path) -> No
     torch.testing.assert_close(answer, expected)
     assert torch.equal(program.eval()(x), expected)
     assert program.code == code
+
+
+def test_means_over_all_batches_are_not_learned() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 2))
+    program = autoeidetic.slim(model.eval(), 0.5, torch.randn(3, 4))
+    with pytest.raises(InputError, match="has no momentum"):
+        program.learn_statistics()
+    code = program.code
+    assert program.train().code == code
+    program.learn_statistics(False)

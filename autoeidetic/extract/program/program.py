@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from ...common import files
+from ...errors import InputError
 from ...report.drawable import Drawable
 from . import example as examples
 from .modules import recorded, staged
@@ -103,7 +104,18 @@ class Program(Drawable, fx.GraphModule):
             >>> _ = program(x)
             >>> torch.equal(before, program.get_buffer("1.running_mean"))
             False
+
+        Raises:
+            InputError: a batch norm takes the mean over all batches (``momentum=None``), which
+                needs a count that programs do not have.
         """
+        for node in self.graph.find_nodes(op="call_function", target=F.batch_norm) if on else ():
+            given = _BATCH_NORM.bind(*node.args, **node.kwargs).arguments
+            if given["running_mean"] is not None and given.get("momentum") == 0:
+                raise InputError(
+                    f"batch norm '{node.name}' has no momentum, so that it would not learn",
+                    remedy="give the layer of the model a momentum, such as 0.1, and extract again",
+                )
         self.meta[_LEARNS] = bool(on)
         return self.train(self.training)
 
