@@ -2288,6 +2288,29 @@ register(
 )
 
 
+class SoftmaxAndLayers(nn.Module):
+    """A softmax over channels and two layers in one module, which is run level by level."""
+
+    def __init__(self, first: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.softmax(-1)
+        return x + self.second(F.relu(self.first(x)))
+
+
+register(  # hidden rows are zeros in the run of a level, and a weight norm of zeros is NaN
+    "weight_norm_by_level",
+    vector,
+    lambda: nn.Sequential(
+        nn.Linear(6, 8),
+        SoftmaxAndLayers(parametrizations.weight_norm(nn.Linear(8, 8))),
+        nn.Linear(8, 3),
+    ),
+)
+
+
 @hazard(vector)
 class ExpWeightTransposed(Tiny):
     def layers(self) -> dict[str, Any]:

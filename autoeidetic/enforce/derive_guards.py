@@ -158,32 +158,52 @@ def _computed_weights(
     call_plan: CallPlan, owners: Owners, runtime: Runtime, device: Devices
 ) -> dict[str, Treatment]:
     """Modules that compute a weight from a parameter, some of whose elements must be zero."""
-    keep: dict[str, dict[Use, Tensor]] = defaultdict(dict)
     counts: dict[str, Counter[Use]] = defaultdict(Counter)
-    reads: dict[str, list[Read]] = defaultdict(list)
+    reads: dict[str, list[tuple[Use, Read]]] = defaultdict(list)
     for entry in call_plan.plan.parameters.values():
         for read in entry.reads:
-            if not read.transformed:
-                continue
-            use = use_of(read.operator, read.columns.shape)
-            counts[read.module][use] += 1
-            if entry.head:
-                continue
-            hidden = owners.hidden(owners.level_of(read.rows), read.columns)
-            if bool(hidden.any()):
-                # A module may be called several times, or compute several weights of one shape.
-                # Their masks cannot be told apart, so they are joined: extra zeros do no harm.
-                visible, before = ~hidden, keep[read.module].get(use)
-                keep[read.module][use] = visible if before is None else visible & before
-                reads[read.module].append(read)
-    return {
-        path: ComputedWeight(
-            runtime=runtime,
-            path=path,
-            keep={use: mask.to(device(path)) for use, mask in masks.items()},
-            counts=dict(counts[path]),
-            operators=", ".join(dict.fromkeys(read.operator for read in reads[path])),
-            lines=", ".join(dict.fromkeys(read.line for read in reads[path] if read.line)),
-        )
-        for path, masks in keep.items()
-    }
+            if read.transformed:
+                use = use_of(read.operator, read.columns.shape)
+                counts[read.module][use] += 1
+                if not entry.head:
+                    reads[read.module].append((use, read))
+    result: dict[str, Treatment] = {}
+    for path, found in reads.items():
+        place = device(path)
+        read_by_own = [
+            (use, owners.hidden(owners.level_of(read.rows), read.columns)) for use, read in found
+        ]
+        keep = _visible(read_by_own, place)
+        in_run = {}
+        for level in range(owners.tasks) if _runs_by_level(path, call_plan) else ():
+            in_run[level] = _visible([(u, owners.hidden(level, r.rows)) for u, r in found], place)
+        if keep or any(in_run.values()):
+            result[path] = ComputedWeight(
+                runtime=runtime,
+                path=path,
+                keep=keep,
+                keep_in_run=in_run,
+                counts=dict(counts[path]),
+                operators=", ".join(dict.fromkeys(read.operator for _, read in found)),
+                lines=", ".join(dict.fromkeys(read.line for _, read in found if read.line)),
+            )
+    return result
+
+
+def _visible(uses: list[tuple[Use, Tensor]], device: torch.device) -> dict[Use, Tensor]:
+    """The elements that may be non-zero, for each use with hidden elements."""
+    keep: dict[Use, Tensor] = {}
+    for use, hidden in uses:
+        if bool(hidden.any()):
+            # A module may be called several times, or compute several weights of one shape.
+            # Their masks cannot be told apart, so they are joined: extra zeros do no harm.
+            keep[use] = ~hidden & keep[use] if use in keep else ~hidden
+    return {use: mask.to(device) for use, mask in keep.items()}
+
+
+def _runs_by_level(path: str, call_plan: CallPlan) -> bool:
+    """Is there a module at or around this path that is run once per level?"""
+    return any(
+        nested.norms is None and f"{path}.".startswith(f"{nested.module}.")
+        for nested in call_plan.nested
+    )

@@ -117,13 +117,16 @@ class ComputedWeight(_Treatment):
 
     ``keep`` marks the elements that may be non-zero, by the use of the computed weight. In a matrix
     product any operand may be the weight, so it is recognised by its shape, and the module refuses
-    to run when more operands have that shape than ``counts``, the uses that the analysis saw. In
-    the run of one level nothing is zeroed: parameters of later levels are hidden already.
+    to run when more operands have that shape than ``counts``, the uses that the analysis saw.
+
+    ``keep_in_run`` is the same for the run of one level, where parameters of later levels are zeros
+    already: only whole rows of such levels are zeroed, because a weight norm of zeros is NaN.
     """
 
     runtime: Runtime
     path: str
     keep: dict[Use, Tensor]
+    keep_in_run: dict[int, dict[Use, Tensor]]
     counts: dict[Use, int]
     operators: str
     lines: str
@@ -135,7 +138,12 @@ class ComputedWeight(_Treatment):
     )
 
     def wanted(self, module: nn.Module) -> bool:
-        return self.runtime.level is None
+        return bool(self._masks())
+
+    def _masks(self) -> dict[Use, Tensor]:
+        """What to keep in the present run."""
+        level = self.runtime.level
+        return self.keep if level is None else self.keep_in_run.get(level, {})
 
     def call(self, module: nn.Module, number: int, func: Any, args: Any, kwargs: Any) -> Any:
         if number == 0:
@@ -152,7 +160,7 @@ class ComputedWeight(_Treatment):
         self.matched[use] = self.matched.get(use, 0) + 1
         if not has_position and self.matched[use] > self.counts[use]:
             self._refuse("an operand of a product has the shape of a computed weight by chance")
-        weight, keep = operands[key], self.keep[use]
+        weight, keep = operands[key], self._masks()[use]
         if tuple(weight.shape) != use[1]:  # the transposed weight; the mask may have sizes 1
             keep = keep.mT
         masked = torch.where(keep, weight, torch.zeros_like(weight))
@@ -167,10 +175,10 @@ class ComputedWeight(_Treatment):
         shape = tuple(weight.shape)
         shapes = (shape, shape[::-1]) if len(shape) == 2 else (shape,)
         use = next((use for use in ((has_position, s) for s in shapes) if use in self.counts), None)
-        return use if use in self.keep else None
+        return use if use in self._masks() else None
 
     def finish(self, module: nn.Module, calls: int) -> None:
-        if not calls or any(use not in self.matched for use in self.keep):
+        if not calls or any(use not in self.matched for use in self._masks()):
             self._refuse("a computed weight was not used by a function that can be given zeros")
 
     def _refuse(self, fact: str) -> None:

@@ -6,11 +6,14 @@ accepted, with its units in place, and as a part of ``verify``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+from torch import nn
 
 from ..common.bits import different, finite, tensors_of
 from ..common.environment import difference
-from ..errors import EnforcementError, NonFiniteError
+from ..errors import EnforcementError, NonFiniteError, Place
 from ..tasks import reference
 from ..tasks.network import Network
 from ..tasks.task import Reference, Task
@@ -26,11 +29,14 @@ def finished(net: Network) -> None:
     """Check that the newest task, just frozen, has not changed an earlier task's answers.
 
     Raises:
-        NonFiniteError: its units overflow, so that an earlier task or it itself answers NaN.
+        NonFiniteError: its units overflow, so that an earlier task or it itself answers NaN, or
+            the first task answers NaN because of units that it gave up.
         EnforcementError: an earlier task answers something else.
     """
     # one pass for all tasks that were sealed with the same batch size, and the newest one with them
     *earlier, newest = net.tasks
+    if not earlier:
+        check_first(net, newest)
     batches = {_batch(net, task) for task in earlier}
     for batch in batches:
         asked = [task for task in earlier if _batch(net, task) == batch]
@@ -51,6 +57,53 @@ def finished(net: Network) -> None:
                     "infinite values or NaN, and earlier tasks answer them with finite ones",
                     remedy=_ROLLBACK,
                 )
+
+
+def check_first(net: Network, first: Task) -> None:
+    """Check that giving up units is not what makes the first task answer NaN.
+
+    Raises:
+        NonFiniteError: it answers NaN, and the model with all its units does not.
+    """
+    with reference.asking(net, reference.few_rows(net)) as (args, kwargs, _):
+        try:
+            (answer,) = net.bare_answers([first.index], args, kwargs)
+            if finite(answer):
+                return
+            with net.unguarded():
+                whole = net.backbone(*args, **kwargs)
+        except Exception:  # whatever a model may raise on inputs that it does not know
+            return
+        if finite(whole):
+            place = Place(module=_first_not_finite(net, first.index, args, kwargs))
+            raise NonFiniteError(
+                f"task {first.index} cannot be finished: it answers reference inputs with infinite "
+                "values or NaN, and the model with all its units answers them with finite ones",
+                place=place,
+                remedy="the module divides by units that the task gave up, or takes their "
+                "logarithm: add a small constant there, prune less, or report the model",
+            )
+
+
+def _first_not_finite(net: Network, task: int, args: Any, kwargs: Any) -> str:
+    """The first module to return infinite values or NaN for inputs that are finite."""
+    found: list[str] = []
+
+    def look(path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, given: Any, output: Any) -> None:
+            if not finite(output) and finite(given):
+                found.append(path)
+
+        return hook
+
+    modules = net.backbone.named_modules()
+    hooks = [module.register_forward_hook(look(path)) for path, module in modules]
+    try:
+        net.bare_answers([task], args, kwargs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found[0] if found else ""
 
 
 def _batch(net: Network, task: Task) -> int | None:

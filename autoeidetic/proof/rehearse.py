@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
-from ..common.bits import different
+from ..common.bits import different, finite
 from ..common.inputs import CallInputs
 from ..common.undisturbed import seed_generators, undisturbed
 from ..enforce.guard import original_class
@@ -30,6 +30,7 @@ from ..tasks.network import Network
 from ..tasks.opening import new_heads
 from ..tasks.pruning.choose import choose
 from ..tasks.task import Task
+from .recheck import check_first
 from .verify import Record, compare, first_moved, outputs, record, scramble
 
 _PASSES = 4
@@ -41,6 +42,7 @@ def rehearse(net: Network) -> None:
 
     Raises:
         EnforcementError: an answer of the first task changed after it was finished.
+        NonFiniteError: the first task answers NaN because of units that it gave up.
     """
     if any(parameter.is_meta for parameter in net.backbone.parameters()):
         return  # there are no values to compute with
@@ -89,6 +91,8 @@ def _rehearse(copied: Callable[[], Network], example: CallInputs, seed: int) -> 
     net = copied()
     inputs = _begin(net, example, seed)
     reference = _answer(net, inputs)
+    if not finite(reference):
+        check_first(net, net.tasks[0])
     if seed != _SEEDS[-1] and _vary((inputs.args, inputs.kwargs)) and not _vary(reference):
         return False
     for step in _life(net, inputs):

@@ -168,12 +168,12 @@ def bare_answers(network: Network, asked: Sequence[int], args: Any, kwargs: Any)
 
 
 def answer_alone(network: Network, task: int, args: Any, kwargs: Any) -> Any:
-    """A finished task's outputs with zeros for everything that later tasks or nobody owns.
+    """A finished task's outputs with fresh values for everything that later tasks or nobody owns.
 
-    Its own bits: whatever is zeroed here is multiplied by zeros in an ordinary pass.
+    Its own bits: whatever is replaced here is multiplied by zeros in an ordinary pass.
     """
     before = replace(network.free, owners=network.owners.upto(task))
-    with torch.no_grad(), before.set_to_zero():
+    with torch.no_grad(), before.made_harmless(network.spreads):
         return _run_for_one(network, task, args, kwargs)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..common.undisturbed import undisturbed
 from ..enforce.owners import Owners
 from ..enforce.slots import Slot
 from ..plan.call_plan import CallPlan
@@ -88,19 +89,18 @@ class FreeValues:
             self.write(name, torch.where(values.isfinite(), values, home[leaf].detach()))
 
     @contextmanager
-    def set_to_zero(self) -> Iterator[None]:
-        """Within this context every free value is zero.
+    def made_harmless(self, spreads: Mapping[str, tuple[float, float]]) -> Iterator[None]:
+        """Within this context every free value is that of a fresh module.
 
-        Parameters that a weight is computed from are one instead: a weight norm divides by the
-        length of its rows, and ``0 / 0`` is NaN.
+        Zeros would not do: a weight norm divides by the length of its rows, and ``0 / 0`` is NaN.
         """
-        entries = self.call_plan.plan.parameters
-        divides = {name for name, e in entries.items() if any(r.transformed for r in e.reads)}
         tensors = self.tensors()
         before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         try:
-            for name, tensor in tensors.items():
-                self.write(name, torch.full_like(tensor, float(name in divides)))
+            for name, tensor in tensors.items():  # for what no module initialises
+                self.write(name, torch.zeros_like(tensor))
+            with undisturbed(generators="torch", seed=0):
+                self.renew(spreads)
             yield
         finally:
             for name, tensor in tensors.items():

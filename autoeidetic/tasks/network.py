@@ -191,7 +191,7 @@ class Network(nn.Module):
         return answer.bare_answers(self, asked, args, kwargs)
 
     def answer_alone(self, task: int, args: Any, kwargs: Any) -> Any:
-        """A finished task's outputs with zeros for everything that it may not read."""
+        """A finished task's outputs with fresh values for everything that it may not read."""
         return answer.answer_alone(self, task, args, kwargs)
 
     def diverged(self) -> bool:

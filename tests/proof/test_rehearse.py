@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import autoeidetic
 from autoeidetic.common.bits import same
 from autoeidetic.enforce.owners import Owners
-from autoeidetic.errors import EnforcementError, RehearsalWarning
+from autoeidetic.errors import EnforcementError, NonFiniteError, RehearsalWarning
 
 INPUTS = torch.randn(4, 6, generator=torch.Generator().manual_seed(3))
 
@@ -243,3 +243,53 @@ def test_what_cannot_be_rehearsed_is_said() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         autoeidetic.convert(nn.Linear(6, 3), INPUTS, inplace=True)
+
+
+class Divides(nn.Module):
+    """Divides by a parameter inside a module that is run level by level."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.layer = nn.Parameter(torch.ones(8)), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.softmax(-1) / self.scale)
+
+
+def divides() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), Divides(), nn.Linear(8, 3))
+
+
+def test_a_task_that_would_answer_nan_is_seen_before_training() -> None:
+    with pytest.raises(NonFiniteError, match=r"(?s)rehearsal.*all its units.*in module '1'"):
+        autoeidetic.convert(divides(), INPUTS)
+
+
+def test_a_task_that_answers_nan_is_not_finished() -> None:
+    """The weights are finite, and so are the answers of the model with all its units."""
+    net = autoeidetic.convert(divides(), INPUTS, rehearse=False)
+    net.prepare_for_task(0, num_classes=2)
+    net.prune(0.5)
+    with pytest.raises(NonFiniteError, match="task 0 cannot be finished: it answers reference"):
+        net.finish_task()
+    assert net.open_task == 0
+    net.rollback()
+    net.finish_task()
+    assert net.eval()(INPUTS, task=0).isfinite().all()
+
+
+def test_a_model_that_rightly_answers_nan_is_finished() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), LogOfHead())
+    net = autoeidetic.convert(model, INPUTS)
+    net.prepare_for_task(0, num_classes=2)
+    net.prune(0.5)
+    net.finish_task()
+
+
+class LogOfHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.log(self.head(x) - 1e3)

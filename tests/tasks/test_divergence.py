@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 
 from autoeidetic.errors import DivergenceWarning, NonFiniteError, TaskError
 from autoeidetic.net import EideticNet
@@ -64,7 +65,20 @@ class Grouped(nn.Module):
         return self.head(self.conv(F.relu(self.norm(self.stem(x)))).mean((2, 3)))
 
 
-MODELS = [Conv, Normed, Grouped]
+class WeightNormed(nn.Module):
+    """Weights that are divided by the length of their rows, from the very first layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = parametrizations.weight_norm(nn.Conv2d(3, 8, 3, padding=1))
+        self.conv = parametrizations.weight_norm(nn.Conv2d(8, 8, 1))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.conv(F.relu(self.stem(x))).mean((2, 3)))
+
+
+MODELS = [Conv, Normed, Grouped, WeightNormed]
 
 
 def started(model: type[nn.Module], **options: str) -> lives.Life:
@@ -228,7 +242,7 @@ def overflowing() -> lives.Life:
     return life
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", MODELS[:3])  # a weight norm undoes the size of its weights
 @pytest.mark.parametrize("size", [1e30, 3e38])
 def test_a_task_that_overflows_is_not_finished(model: type[nn.Module], size: float) -> None:
     life = started(model)
