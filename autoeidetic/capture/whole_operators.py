@@ -193,9 +193,11 @@ def _meta(reference: Tensor, shape: Any) -> Tensor:
     return torch.empty(shape, dtype=reference.dtype, device="meta")
 
 
-def _same(input: Tensor, *_: Any) -> Tensor:
-    # pointwise: one value out for each in, in the same layout
-    return torch.empty_strided(input.shape, input.stride(), dtype=input.dtype, device="meta")
+def _same(input: Tensor, *_: Any) -> Tensor | None:
+    # pointwise: one value out for each in. Dense memory keeps its layout; the result of a slice, an
+    # expanded or an overlapping view is dense, and has strides that the operator chooses
+    made = torch.empty_like(input)
+    return made if made.stride() == input.stride() else None
 
 
 def _binary(left: Any, right: Any, *_: Any) -> Tensor | None:

@@ -65,24 +65,24 @@ def check_first(net: Network, first: Task) -> None:
     Raises:
         NonFiniteError: it answers NaN, and the model with all its units does not.
     """
-    with reference.asking(net, reference.few_rows(net)) as (args, kwargs, _):
-        try:
+    try:
+        with reference.asking(net, reference.few_rows(net)) as (args, kwargs, _):
             (answer,) = net.bare_answers([first.index], args, kwargs)
             if finite(answer):
                 return
             with net.unguarded():
                 whole = net.backbone(*args, **kwargs)
-        except Exception:  # whatever a model may raise on inputs that it does not know
-            return
-        if finite(whole):
             place = Place(module=_first_not_finite(net, first.index, args, kwargs))
-            raise NonFiniteError(
-                f"task {first.index} cannot be finished: it answers reference inputs with infinite "
-                "values or NaN, and the model with all its units answers them with finite ones",
-                place=place,
-                remedy="the module divides by units that the task gave up, or takes their "
-                "logarithm: add a small constant there, prune less, or report the model",
-            )
+    except Exception:  # whatever a model may raise on inputs that it does not know
+        return
+    if finite(whole):
+        raise NonFiniteError(
+            f"task {first.index} cannot be finished: it answers reference inputs with infinite "
+            "values or NaN, and the model with all its units answers them with finite ones",
+            place=place,
+            remedy="the module divides by units that the task gave up, or takes their "
+            "logarithm: add a small constant there, prune less, or report the model",
+        )
 
 
 def _first_not_finite(net: Network, task: int, args: Any, kwargs: Any) -> str:
