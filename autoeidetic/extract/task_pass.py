@@ -26,7 +26,7 @@ from ..tasks.answer import plain_pass
 from ..tasks.network import Network
 from .common_nodes import merge_equal_nodes
 from .compare import quiet
-from .storages import without_storages
+from .memory import without_storages
 
 #: Arguments of operators that say where a tensor is.
 _PLACES = frozenset({"device", "pin_memory"})

@@ -22,6 +22,7 @@ from torch import Tensor, fx
 
 from ...propagate.values import compress, core, varies
 from ..extents import Extent, around, cut, full, holds, lengths, mask, same, simple
+from ..memory.views import index_of
 from ..narrow import Extents, Narrow, shape_of
 from .channelwise import BITS, BORDER
 from .registry import Rule, given, register
@@ -275,20 +276,12 @@ class AsStrided(Movement):
         source = _source(origin)
         before, after = shape_of(source), list(shape_of(node))
         numbered = torch.arange(math.prod(before)).view(before)
-        places, rows = self.move(origin, out.known)(numbered).reshape(-1), 1
-        if before and after and before[0] == after[0] > 0:
-            # the same positions of each input of the batch, if the view leaves these apart
-            size = math.prod(before[1:])
-            within = places.view(after[0], -1) - size * torch.arange(after[0])[:, None]
-            if bool((within == within[0]).all()):
-                places, rows = within[0], after[0]
-        flat = out.new(
-            aten.reshape.default,
-            (out.operand(source), [rows, len(numbered.view(rows, -1)[0])]),
-            (rows, math.prod(before) // rows),
-        )
+        first, behind, places = index_of(before, self.move(origin, out.known)(numbered))
+        shape = [*before[:first], math.prod(before[first:behind]), *before[behind:]]
+        flat = out.new(aten.reshape.default, (out.operand(source), list(shape)), shape)
+        shape[first] = len(places)
         chosen = out.constant("index", places)
-        taken = out.new(aten.index_select.default, (flat, 1, chosen), (rows, len(places)))
+        taken = out.new(aten.index_select.default, (flat, first, chosen), shape)
         return out.call(node, aten.reshape.default, (taken, after), {}, full(len(after)))
 
 

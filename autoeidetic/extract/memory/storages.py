@@ -8,47 +8,26 @@
 
 A capture records them as writes to flat memory. Without those, all operators are stock ones,
 sizes may vary, and channels can be cut. A flat value is followed as the tensor whose memory it was.
-A view of that is a :class:`Block` where slices make it; else its elements are taken one by one.
+A view of that is a block (:mod:`.views`) where slices make it; else its elements are taken one by
+one. Memory with gaps is followed as a tensor that has zeros there.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from ..capture.aliases import storage_write
-from ..capture.graph import Capture
+from ...capture.aliases import storage_write
+from ...capture.graph import Capture
+from .views import View, block_of, elements_of, index_of, rooms_of, strides_of
 
 aten = torch.ops.aten
 #: The end of a slice that goes up to the end.
 _END = 2**63 - 1
-#: Sizes, strides and offset of a view.
-View = tuple[Sequence[int], Sequence[int], int]
-
-
-@dataclass(frozen=True)
-class Block:
-    """A view that slices make: a range of each dimension, and the dimensions that it shows.
-
-    ``order`` has the dimension for each of the view; None for one of size 1 that is inserted.
-    Dimensions that are not in it have one position, which is selected.
-    """
-
-    ranges: tuple[tuple[int, int, int], ...]  # start, end, step
-    order: tuple[int | None, ...]
-
-    @property
-    def selected(self) -> list[int]:
-        return [dim for dim in range(len(self.ranges)) if dim not in self.order]
-
-    @property
-    def shown(self) -> list[int]:
-        return [dim for dim in self.order if dim is not None]
 
 
 def without_storages(capture: Capture) -> None:
@@ -86,7 +65,7 @@ class _Storages:
         if source in self._tensors:
             return True
         shape, (strides, offset) = source.meta["shape"], source.meta["layout"]
-        return not offset and tuple(strides) == _strides(shape)
+        return not offset and tuple(strides) == strides_of(shape)
 
     def _tensor(self, flat: Any) -> fx.Node:
         """The tensor whose elements a flat value has."""
@@ -97,14 +76,25 @@ class _Storages:
         return self._tensors.get(flat, flat)
 
     def _written(self, at: _Place, flat: fx.Node, value: fx.Node, view: View) -> fx.Node:
-        size, stride, _ = view
-        tensor = self._tensor(flat)
-        if flat.op == "get_attr" and math.prod(size) == flat.meta["shape"][0]:
-            # memory of which all is written; the tensor has its dimensions in another order
-            order = sorted(range(len(size)), key=lambda dim: (-stride[dim], dim))
-            if _strides([size[dim] for dim in order]) == tuple(stride[dim] for dim in order):
-                return at.permuted(value, order)
-        return _put(at, tensor, value, view)
+        laid_out = self._laid_out(at, value, view, flat) if flat.op == "get_attr" else None
+        return laid_out or _put(at, self._tensor(flat), value, view)
+
+    def _laid_out(self, at: _Place, value: fx.Node, view: View, flat: fx.Node) -> fx.Node | None:
+        """Memory that a value is the first to be written to, as a tensor; None where none fits.
+
+        The tensor has the value's dimensions in the order of memory, and zeros in its gaps.
+        """
+        size, stride, offset = view
+        found, count = rooms_of(size, stride), flat.meta["shape"][0]
+        if found is None or offset or math.prod(found[1]) < count:
+            return None
+        if math.prod(size) < count and bool(self.capture.constants[str(flat.target)].any()):
+            return None
+        order, rooms = found
+        value = at.permuted(value, order)
+        if rooms[-1] > 1:
+            value = at.unsqueezed(value, len(order))
+        return at.padded(value, rooms if rooms[-1] > 1 else rooms[:-1])
 
 
 def _copied(at: _Place, into: Any, value: Any) -> fx.Node:
@@ -118,72 +108,6 @@ def _copied(at: _Place, into: Any, value: Any) -> fx.Node:
     return value
 
 
-# -- views -----------------------------------------------------------------------------------------
-
-
-def block_of(shape: Sequence[int], view: View) -> Block | None:
-    """The slices of a contiguous tensor that make a view of it; None where none do.
-
-    >>> block_of([2, 8], ([2, 2], [8, 1], 2))
-    Block(ranges=((0, 2, 1), (2, 4, 1)), order=(0, 1))
-    """
-    size, stride, offset = view
-    strides = _strides(shape)
-    starts = [offset // step % count for step, count in zip(strides, shape, strict=True)]
-    ranges = [(start, start + 1, 1) for start in starts]
-    order: list[int | None] = []
-    for count, step in zip(size, stride, strict=True):
-        # the dimension that has this stride, or the largest part of it
-        fits = [
-            dim
-            for dim, own in enumerate(strides)
-            if dim not in order
-            and step
-            and step % own == 0
-            and starts[dim] + (count - 1) * (step // own) < shape[dim]
-            and (shape[dim] > 1 or step == own)
-        ]
-        dim = max(fits, key=lambda dim: (strides[dim], shape[dim]), default=None)
-        order.append(dim)
-        if dim is not None:
-            every = step // strides[dim] if count > 1 else 1
-            ranges[dim] = (starts[dim], starts[dim] + (count - 1) * every + 1, every)
-    found = Block(tuple(ranges), tuple(order))
-    numbered = torch.arange(math.prod(shape))
-    if not _shows(found, numbered.view(tuple(shape)), numbered.as_strided(size, stride, offset)):
-        return None
-    return found
-
-
-def _shows(block: Block, numbered: Tensor, wanted: Tensor) -> bool:
-    for dim, (start, end, step) in enumerate(block.ranges):
-        numbered = numbered[(slice(None),) * dim + (slice(start, end, step),)]
-    numbered = numbered.permute([*block.selected, *block.shown])
-    # [1, ..., shown] -> [shown], and dimensions of size 1 between them
-    numbered = numbered.reshape(numbered.shape[len(block.selected) :])
-    for dim, shown in enumerate(block.order):
-        numbered = numbered.unsqueeze(dim) if shown is None else numbered
-    return numbered.shape == wanted.shape and torch.equal(numbered, wanted)
-
-
-def _strides(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
-
-
-def _rows(shape: Sequence[int], view: View) -> tuple[int, Tensor]:
-    """Rows of memory (inputs of a batch) in which a view shows the same elements, and those."""
-    size, stride, offset = view
-    numbered = torch.arange(math.prod(shape))
-    rows = shape[0] if shape else 1
-    shown = numbered.as_strided(size, stride, offset)
-    if size and rows > 1 and size[0] == rows:
-        width = len(numbered) // rows
-        own = shown.reshape(rows, -1) - width * torch.arange(rows)[:, None]
-        if bool((own == own[:1]).all()) and bool(((own >= 0) & (own < width)).all()):
-            return rows, own[0]
-    return 1, shown.reshape(-1)
-
-
 # -- reading and writing ---------------------------------------------------------------------------
 
 
@@ -192,13 +116,11 @@ def _read(at: _Place, tensor: fx.Node, view: View) -> fx.Node:
     shape = tensor.meta["shape"]
     block = block_of(shape, view)
     if block is None:
-        rows, places = _rows(shape, view)
-        taken = at.new(
-            aten.index_select.default,
-            (at.shaped(tensor, (rows, -1)), 1, at.constant(places)),
-            (rows, len(places)),
-        )
-        return at.shaped(taken, tuple(view[0]))
+        first, behind, places = index_of(shape, elements_of(shape, view))
+        tensor = at.flattened(tensor, first, behind)
+        left = [*shape[:first], len(places), *shape[behind:]]
+        arguments = (tensor, first, at.constant(places))
+        return at.shaped(at.new(aten.index_select.default, arguments, left), view[0])
     for dim, (start, end, step) in enumerate(block.ranges):
         if dim in block.order:
             tensor = at.sliced(tensor, dim, start, end, step)
@@ -210,7 +132,7 @@ def _read(at: _Place, tensor: fx.Node, view: View) -> fx.Node:
     for dim, each in enumerate(block.order):
         if each is None:
             tensor = at.unsqueezed(tensor, dim)
-    return tensor
+    return tensor if block.size == tuple(view[0]) else at.shaped(tensor, view[0])
 
 
 def _put(at: _Place, tensor: fx.Node, value: fx.Node, view: View) -> fx.Node:
@@ -218,13 +140,9 @@ def _put(at: _Place, tensor: fx.Node, value: fx.Node, view: View) -> fx.Node:
     shape = tensor.meta["shape"]
     block = block_of(shape, view)
     if block is None:
-        rows, places = _rows(shape, view)
-        written = at.new(
-            aten.index_copy.default,
-            (at.shaped(tensor, (rows, -1)), 1, at.constant(places), at.shaped(value, (rows, -1))),
-            (rows, math.prod(shape) // rows),
-        )
-        return at.shaped(written, shape)
+        return _put_places(at, tensor, value, *index_of(shape, elements_of(shape, view)))
+    if block.size != tuple(view[0]):
+        value = at.shaped(value, block.size)
     for dim in reversed(range(len(block.order))):
         if block.order[dim] is None:
             left = [n for d, n in enumerate(value.meta["shape"]) if d != dim]
@@ -234,6 +152,25 @@ def _put(at: _Place, tensor: fx.Node, value: fx.Node, view: View) -> fx.Node:
     for dim in block.selected:
         value = at.unsqueezed(value, dim)
     return _put_block(at, tensor, value, block.ranges, 0)
+
+
+def _put_places(
+    at: _Place, tensor: fx.Node, value: fx.Node, first: int, behind: int, places: Tensor
+) -> fx.Node:
+    """Replace the places of an index along some dimensions of a tensor."""
+    shape = tensor.meta["shape"]
+    tensor = at.flattened(tensor, first, behind)
+    flat = tensor.meta["shape"]
+    value = at.shaped(value, (*shape[:first], len(places), *shape[behind:]))
+    if len(flat) == 1:  # the places of a batch may be a progression, which holds for any size
+        made = at.new(aten.index_copy.default, (tensor, 0, at.constant(places), value), flat)
+    else:  # of channels, cat and index_select leave those that are needed
+        both = [*shape[:first], flat[first] + len(places), *shape[behind:]]
+        joined = at.new(aten.cat.default, ([tensor, value], first), both)
+        chosen = torch.arange(flat[first])
+        chosen[places] = flat[first] + torch.arange(len(places))
+        made = at.new(aten.index_select.default, (joined, first, at.constant(chosen)), flat)
+    return made if flat == shape else at.shaped(made, shape)
 
 
 def _put_block(
@@ -272,7 +209,7 @@ class _Place:
         operand = args[0][0] if isinstance(args[0], list) else args[0]
         meta = {key: self.origin.meta[key] for key in ("module", "line", "scope")}
         kind = (kwargs or {}).get("dtype", operand.meta["dtype"])
-        node.meta.update(meta, shape=tuple(shape), dtype=kind, layout=(_strides(shape), 0))
+        node.meta.update(meta, shape=tuple(shape), dtype=kind, layout=(strides_of(shape), 0))
         return node
 
     def constant(self, value: Tensor) -> fx.Node:
@@ -305,6 +242,22 @@ class _Place:
         shape = list(tensor.meta["shape"])
         shape.insert(dim, 1)
         return self.new(aten.unsqueeze.default, (tensor, dim), shape)
+
+    def padded(self, tensor: fx.Node, rooms: Sequence[int]) -> fx.Node:
+        """Zeros behind a tensor along each dimension, up to a shape."""
+        more = [room - size for room, size in zip(rooms, tensor.meta["shape"], strict=True)]
+        if not any(more):
+            return tensor
+        # from the last dimension on, zeros before and behind
+        padding = [number for each in reversed(more) for number in (0, each)]
+        return self.new(aten.constant_pad_nd.default, (tensor, padding), rooms)
+
+    def flattened(self, tensor: fx.Node, first: int, behind: int) -> fx.Node:
+        """Several dimensions of a tensor as one; one where there is none."""
+        shape = tensor.meta["shape"]
+        if behind - first == 1:
+            return tensor
+        return self.shaped(tensor, (*shape[:first], -1, *shape[behind:]))
 
     def shaped(self, tensor: fx.Node, shape: Sequence[int]) -> fx.Node:
         count = math.prod(tensor.meta["shape"])
