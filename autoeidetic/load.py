@@ -12,6 +12,7 @@ from .convert import convert
 from .errors import InputError
 from .extract import files
 from .net import EideticNet
+from .widen import files as wide_files
 
 
 @overload
@@ -33,7 +34,8 @@ def load(path: Any, model: nn.Module | None = None) -> Any:
             wrote.
         model: a new model built as the saved one was, with any values, on any device (``meta``
             too). It is copied without its values and not changed. It may be left out for models
-            that timm or torchvision build by name. A program needs none.
+            that timm or torchvision build by name. A program needs none. For a network that was
+            widened with ``like=``, a list: the model, and the module of each later column.
 
     Example:
         >>> import tempfile, torch, autoeidetic
@@ -54,6 +56,8 @@ def load(path: Any, model: nn.Module | None = None) -> Any:
             build the model; the model is not the saved one.
         InputError: a model was passed for a program.
     """
+    if wide_files.is_wide(path):
+        return wide_files.load(path, model, convert)
     if not files.is_program(path):
         return checkpoint.load(path, model, convert)
     if model is not None:
@@ -95,4 +99,6 @@ def audit(path: Any, model: nn.Module | None = None, *, digest: str | None = Non
         CheckpointError: there is no such file, it is something else, or no model fits it.
         InputError: ``digest`` is not a digest.
     """
+    if wide_files.is_wide(path):
+        return wide_files.audit(path, model, convert, digest=digest)
     return checkpoint.audit(path, model, convert, digest=digest)

@@ -33,6 +33,8 @@ from .tasks.protection import device_of
 from .tasks.pruning.prune import prune
 from .tasks.pruning.scores import Loss, ScoreData
 from .training.epochs import StepFunction
+from .widen import Widened
+from .widen.wide import is_full, widen_for_task, widened
 
 Self = TypeVar("Self", bound="EideticNet")
 #: Tensors made under ``torch.inference_mode()`` could not be trained later.
@@ -96,7 +98,8 @@ class EideticNet(Drawable, Network):
                 since and with the units that are free now. It starts with the answers of that
                 task, whose own units and outputs stay as they are; see :meth:`replace_task`.
             on_full: a group without any free unit raises an error ("raise"), or the task reuses
-                the units of earlier tasks there ("reuse").
+                the units of earlier tasks there ("reuse"). With "widen" the network is widened by
+                a quarter (:meth:`widen`) when less than a quarter of a group is free.
 
         Raises:
             TaskError: not the next task.
@@ -105,11 +108,50 @@ class EideticNet(Drawable, Network):
         """
         # everything that can fail comes first: until the block below, nothing has changed
         opened = opening.opened(self, task, num_classes, name, revisit, on_full)
+        if on_full == "widen" and is_full(self):
+            widen_for_task(self)  # from here on the network is another one
+            self.prepare_for_task(task, num_classes, name, revisit=revisit)
+            return
         heads = opening.first_heads(self, opened)
         with self.whole():
             if self.open_task is not None:
                 self.finish_task()
             self.open(opened, heads)
+
+    @exclusive
+    @_trainable
+    def widen(self, width: float = 0.25, *, like: nn.Module | None = None) -> Widened:
+        """Add a column beside the network: room for new tasks. No bit of a finished task moves.
+
+        The network that there is stays as it is. Beside it runs a narrower copy of the model, each
+        of whose linear layers and convolutions also reads the input of the same layer in the
+        network. Tasks to come live in the new column. Units that are still free in the network are
+        hidden from then on.
+
+        Args:
+            width: the part of the model's units that the new column gets. It may get more, where
+                whole attention heads or convolution groups are needed, and all of them where the
+                model cannot be built narrower; the result says so.
+            like: a module to use as the column: the same structure with other sizes.
+
+        Example:
+            >>> import torch, autoeidetic
+            >>> from torch import nn
+            >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+            >>> net = autoeidetic.convert(model, torch.randn(2, 4))
+            >>> net.prepare_for_task(0, num_classes=2); net.finish_task()  # it keeps every unit
+            >>> print(net.widen(0.5))
+            column 1: 50% of the width, 20 parameters
+            >>> net.prepare_for_task(1, num_classes=3)
+            >>> net(torch.randn(5, 4), task=1).shape
+            torch.Size([5, 3])
+
+        Raises:
+            TaskError: a task is open, or there is none yet.
+            InputError: the width is no number above 0, up to 1; or ``like`` does not fit.
+        """
+        self.follow()
+        return widened(self, width, like)
 
     @exclusive
     def replace_task(self, task: int, by: int | None) -> None:

@@ -100,7 +100,9 @@ def _tuned(ours: Tuning, theirs: Tuning) -> dict[str, Tuning]:
 
 #: Chosen on the validation images (``--tune``).
 NETWORKS = {
-    "resnet": Network(resnet, 3e-3, _tuned(Tuning(4e-3, statistics=True), Tuning(4e-3))),
+    "resnet": Network(
+        resnet, 3e-3, _tuned(Tuning(4e-3, statistics=True), Tuning(8e-3, statistics=True))
+    ),
     "vit": Network(vit, 2e-3, _tuned(Tuning(2e-3), Tuning(2e-3))),
     "mobilenet": Network(
         mobilenet, 3e-3, _tuned(Tuning(4e-3, statistics=True), Tuning(8e-3, statistics=True))

@@ -16,8 +16,8 @@ PACKAGE = Path(autoeidetic.__file__).parent
 #: Rooms and modules of the front door. Each imports only those before it.
 ORDER = (
     "errors common capture propagate couple plan enforce calls tasks proof routing results "
-    "training checkpoint report extract analyze draw net convert slim load learn __init__ commands "
-    "__main__"
+    "training checkpoint report extract analyze draw widen net convert slim load learn __init__ "
+    "commands __main__"
 ).split()
 #: The one lazy import: what can be drawn is made before the room that draws it.
 LAZY = {("report.drawable", "draw")}

@@ -234,7 +234,30 @@ def _conv_shape(
     return _meta(input, (input.shape[0], weight.shape[0], *space))
 
 
-def _norm_shape(input: Tensor, *_: Any) -> Tensor:
+def _batch_norm_shape(input: Tensor, *tensors: Any) -> Tensor | None:
+    # [N, C, ...] and vectors [C]: weight, bias, mean, variance
+    given = [t for t in tensors[:4] if t is not None]
+    if input.dim() < 2 or any(t.shape != (input.shape[1],) for t in given):
+        return None
+    return _meta(input, input.shape)
+
+
+def _layer_norm_shape(input: Tensor, shape: Any, *tensors: Any) -> Tensor | None:
+    # [..., *shape] and tensors [*shape]: weight, bias
+    own = tuple(shape)
+    if tuple(input.shape[-len(own) :]) != own:
+        return None
+    if any(t is not None and tuple(t.shape) != own for t in tensors[:2]):
+        return None
+    return _meta(input, input.shape)
+
+
+def _group_norm_shape(input: Tensor, groups: int, *tensors: Any) -> Tensor | None:
+    # [N, C, ...] with C a multiple of the groups, and vectors [C]: weight, bias
+    if input.dim() < 2 or input.shape[1] % groups:
+        return None
+    if any(t is not None and t.shape != (input.shape[1],) for t in tensors[:2]):
+        return None
     return _meta(input, input.shape)
 
 
@@ -280,9 +303,9 @@ _SHAPES: dict[Any, Callable[..., Any]] = {
     aten.conv1d.default: _conv_shape,
     aten.conv2d.default: _conv_shape,
     aten.conv3d.default: _conv_shape,
-    aten.batch_norm.default: _norm_shape,
-    aten.layer_norm.default: _norm_shape,
-    aten.group_norm.default: _norm_shape,
+    aten.batch_norm.default: _batch_norm_shape,
+    aten.layer_norm.default: _layer_norm_shape,
+    aten.group_norm.default: _group_norm_shape,
     aten.scaled_dot_product_attention.default: _attention_shape,
     aten.relu.default: _same,
     aten.gelu.default: _same,

@@ -6,7 +6,7 @@ The file may have been edited. It is read as far as it can be, and no code in it
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -56,34 +56,49 @@ def audit(
     with archive.about(path), undisturbed(generators="cpu", trainable=True):
         description, tensors, damage = archive.examine(file)
         unread = Audit(str(path), "" if damage is None else damage.fact, (), "")
-        if noted is not None:
-            unread = replace(unread, noted=False)
-        # Damage is reported, not raised, and the audit goes on as far as the file can be read.
-        if damage is not None and description is None:
-            return unread
-        try:
-            record = Record.parse(description)
-            net = blank(record, tensors, model, convert)
-        except CheckpointError as error:
-            if damage is None:
-                raise
-            return replace(unread, damage=f"{damage.fact}; {error.fact}")
-        # Taken before the tasks are restored: a file that no network could be restored from still
-        # has a digest.
-        seals, answers = noted_in(noted, record, tensors)
-        found = replace(
-            unread,
-            digest=digest_of(record, tensors),
-            noted=seals,
-            answers=answers,
-            router="" if record.router is None else _router(record),
-        )
-        try:
-            resume(net, record, tensors)
-        except CheckpointError as error:  # no network writes such a file
-            return replace(found, damage=f"the file was edited; {error.fact}")
-        net.eval()
-        return replace(found, tasks=_audited(net))
+        return audited(unread, description, tensors, model, convert, noted)[0]
+
+
+def audited(
+    unread: Audit,
+    description: Any,
+    tensors: Mapping[str, Tensor],
+    model: nn.Module | None,
+    convert: Callable[..., Network],
+    noted: str | None,
+) -> tuple[Audit, Network | None]:
+    """Audit what a file holds of one network, and that network if it can be restored.
+
+    ``unread`` is the audit before anything was read: the path, and damage of the file as a whole.
+    """
+    if noted is not None:
+        unread = replace(unread, noted=False)
+    # Damage is reported, not raised, and the audit goes on as far as the file can be read.
+    if unread.damage and description is None:
+        return unread, None
+    try:
+        record = Record.parse(description)
+        net = blank(record, tensors, model, convert)
+    except CheckpointError as error:
+        if not unread.damage:
+            raise
+        return replace(unread, damage=f"{unread.damage}; {error.fact}"), None
+    # Taken before the tasks are restored: a file that no network could be restored from still
+    # has a digest.
+    seals, answers = noted_in(noted, record, tensors)
+    found = replace(
+        unread,
+        digest=digest_of(record, tensors),
+        noted=seals,
+        answers=answers,
+        router="" if record.router is None else _router(record),
+    )
+    try:
+        resume(net, record, tensors)
+    except CheckpointError as error:  # no network writes such a file
+        return replace(found, damage=f"the file was edited; {error.fact}"), None
+    net.eval()
+    return replace(found, tasks=_audited(net)), net
 
 
 def _router(record: Record) -> str:

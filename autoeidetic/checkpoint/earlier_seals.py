@@ -13,7 +13,7 @@ from ..common import archive
 from ..errors import CheckpointError
 from ..tasks.network import Network
 from ..tasks.task import Task
-from .record import Record
+from .record import COLUMNS, Record
 
 _REMEDY = "continue in another directory, or restore the run's own files"
 
@@ -29,7 +29,10 @@ def earlier_tasks(path: Any) -> tuple[Task, ...]:
         return ()
     with archive.about(path):
         description, _ = archive.read(file)
-        return Record.parse(description).tasks
+        if archive.kind(file) != COLUMNS:
+            return Record.parse(description).tasks
+        networks = [column["network"] for column in description["columns"]]
+        return tuple(task for each in networks for task in Record.parse(each).tasks)
 
 
 def keep_seal(net: Network, earlier: Task, path: Any) -> None:

@@ -31,6 +31,8 @@ FINGERPRINT_WORDS = {
     "number of classes": "number of units",
     _ELEMENTS: "units of elements",
 }
+#: The kind of file that holds the columns of a widened network.
+COLUMNS = "columns"
 #: Names, or prefixes of names, of the tensors in a file besides those of the network.
 OWNERS, PRUNED, EXAMPLE, ROUTER = "owners", "pruned", "example.", "router."
 

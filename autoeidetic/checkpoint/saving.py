@@ -42,47 +42,56 @@ def save(net: Network, path: Any) -> None:
     """
     file = archive.as_path(path)
     with archive.about(path), undisturbed(generators="cpu", trainable=True):
-        # An optimizer step may have moved frozen values since the last pass; save the pinned ones.
-        net.pins.impose()
-        values = distinct(net.slots)
-        _check_storable(net, values)
-        # One flat name space: backbone.*, heads.*, owners, pruned, router.*, example.*
-        tensors = dict(values)
-        tensors[OWNERS] = torch.from_numpy(net.owners.task)
-        tensors[PRUNED] = torch.from_numpy(net.owners.pruned)
-        router = net.router
-        if router is not None:
-            tensors |= {f"{ROUTER}{name}": value for name, value in router.named_buffers()}
-        example = encode_calls(net, tensors, EXAMPLE)
-        record = Record(
-            versions=versions(),
-            options={
-                "forward_transfer": net.owners.forward_transfer,
-                "keep_head": net.keep_head,
-                "recycle": net.recycle,
-            },
-            tasks=net.tasks,
-            spreads=dict(net.spreads),
-            example=example,
-            training=net.training,
-            other_mode=[name for name, m in net.named_modules() if m.training != net.training],
-            without_gradient=[
-                name
-                for name, tensor in values.items()
-                if isinstance(tensor, nn.Parameter) and not tensor.requires_grad
-            ],
-            # net.half() and the like change types after the analysis. A loaded model is analysed in
-            # the types of the first conversion, to get the same units.
-            analysed_as={
-                name: str(net.analysed_types[name])
-                for name, tensor in values.items()
-                if net.analysed_types.get(name, tensor.dtype) != tensor.dtype
-            },
-            recipe=rebuild.recipe(net.backbone, net.call_plan.heads[0].size),
-            fingerprint=fingerprint(net.call_plan),
-            router=None if router is None else RouterRecord(router.kind, router.tasks),
-        )
-        archive.write(file, record.to_dict(), tensors)
+        archive.write(file, *contents(net))
+
+
+def contents(net: Network) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What a file holds of a network: plain JSON values, and tensors by name.
+
+    Raises:
+        CheckpointError: the network has state that no file holds.
+    """
+    # An optimizer step may have moved frozen values since the last pass; save the pinned ones.
+    net.pins.impose()
+    values = distinct(net.slots)
+    _check_storable(net, values)
+    # One flat name space: backbone.*, heads.*, owners, pruned, router.*, example.*
+    tensors = dict(values)
+    tensors[OWNERS] = torch.from_numpy(net.owners.task)
+    tensors[PRUNED] = torch.from_numpy(net.owners.pruned)
+    router = net.router
+    if router is not None:
+        tensors |= {f"{ROUTER}{name}": value for name, value in router.named_buffers()}
+    example = encode_calls(net, tensors, EXAMPLE)
+    record = Record(
+        versions=versions(),
+        options={
+            "forward_transfer": net.owners.forward_transfer,
+            "keep_head": net.keep_head,
+            "recycle": net.recycle,
+        },
+        tasks=net.tasks,
+        spreads=dict(net.spreads),
+        example=example,
+        training=net.training,
+        other_mode=[name for name, m in net.named_modules() if m.training != net.training],
+        without_gradient=[
+            name
+            for name, tensor in values.items()
+            if isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+        ],
+        # net.half() and the like change types after the analysis. A loaded model is analysed in
+        # the types of the first conversion, to get the same units.
+        analysed_as={
+            name: str(net.analysed_types[name])
+            for name, tensor in values.items()
+            if net.analysed_types.get(name, tensor.dtype) != tensor.dtype
+        },
+        recipe=rebuild.recipe(net.backbone, net.call_plan.heads[0].size),
+        fingerprint=fingerprint(net.call_plan),
+        router=None if router is None else RouterRecord(router.kind, router.tasks),
+    )
+    return record.to_dict(), tensors
 
 
 def _check_storable(net: Network, values: Mapping[str, Tensor]) -> None:

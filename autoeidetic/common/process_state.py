@@ -34,6 +34,10 @@ use the names below; no other module of the package keeps such state.
     Written by ``enforce.guard``, when the first module of a class is guarded. Stays: one entry for
     each class.
 
+``reading_classes``
+    Why: as for guarded classes, for layers of a column that read from earlier columns.
+    Written by ``widen.readers``, when the first layer of a class becomes one. Stays.
+
 ``module_call_lock``
     Why: a capture replaces ``nn.Module.__call__`` while it runs, for all threads of the process, so
     that only one capture may run at a time. Modules of other models are called as before.
@@ -79,6 +83,8 @@ network_numbers = itertools.count(1)
 pass_lock_numbers = itertools.count()
 #: The guarded subclass of each class.
 guarded_classes: dict[type, type] = {}
+#: The subclass of each class of layers that reads from earlier columns.
+reading_classes: dict[type, type] = {}
 #: Held while ``nn.Module.__call__`` is replaced.
 module_call_lock = threading.RLock()
 #: Descriptors of the lock files that this process holds.

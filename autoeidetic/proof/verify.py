@@ -7,8 +7,8 @@ only which values are free.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -104,8 +104,19 @@ class Verification:
         return notebook_html(str(self))
 
 
-def verify(net: Network, args: Any, kwargs: Any, *, rounds: int, seed: int) -> Verification:
-    """See :meth:`autoeidetic.EideticNet.verify`."""
+def verify(
+    net: Network,
+    args: Any,
+    kwargs: Any,
+    *,
+    rounds: int,
+    seed: int,
+    others: Sequence[Network] = (),
+) -> Verification:
+    """See :meth:`autoeidetic.EideticNet.verify`.
+
+    Free values of ``others``, the columns that a later one reads, are scrambled as well.
+    """
     finished = [task for task in net.tasks if task.finished]
     if not finished:
         raise TaskError(
@@ -121,10 +132,10 @@ def verify(net: Network, args: Any, kwargs: Any, *, rounds: int, seed: int) -> V
             seed_generators(seed)
         return [outputs(net, task.index, args, kwargs) for task in finished]
 
-    with (
-        _kept_values(net) as kept,  # first: a model may write weights on a change of mode
-        undisturbed(net, evaluate=True, generators="all", gradients=False),
-    ):
+    with ExitStack() as stack:
+        # first: a model may write weights on a change of mode
+        kept = [(each, stack.enter_context(_kept_values(each))) for each in (net, *others)]
+        stack.enter_context(undisturbed(net, evaluate=True, generators="all", gradients=False))
         # without seeds first: does the model answer the same inputs twice alike? Then with the same
         # seed: if even that fails, its randomness comes from elsewhere and nothing can be compared
         random = any(compare(a, b)[1] for a, b in zip(ask(False), ask(False), strict=True))
@@ -137,13 +148,15 @@ def verify(net: Network, args: Any, kwargs: Any, *, rounds: int, seed: int) -> V
             )
         worst = [compare(answer, answer) for answer in before]
         for _ in range(rounds):
-            scramble(net, generator)
+            for each, _ in kept:
+                scramble(each, generator)
             found = [compare(a, b) for a, b in zip(before, ask(), strict=True)]
             worst = [max(pair, key=lambda c: c[1]) for pair in zip(worst, found, strict=True)]
             # while the scrambled values are still in place
             if moved is None and any(changed for _, changed, _ in found):
                 moved = _first_moved(net, kept, args, kwargs)
-            _put_back(net, kept)
+            for each, values in kept:
+                _put_back(each, values)
         nans = [_nans(answer) if finite((args, kwargs)) else 0 for answer in before]
     verdicts = tuple(
         Verdict(task.index, task.name, *counts, nan, *recheck.with_seal(net, task))
@@ -230,13 +243,16 @@ def _spread(tensor: Tensor) -> float:
     return max(own, (inputs or 1) ** -0.5)
 
 
-def _first_moved(net: Network, kept: dict[str, Tensor], args: Any, kwargs: Any) -> str | None:
+def _first_moved(
+    net: Network, kept: list[tuple[Network, dict[str, Tensor]]], args: Any, kwargs: Any
+) -> str | None:
     """The first module, in the order of calls, whose frozen channels differ from before.
 
     The kept values are restored.
     """
     scrambled = record(net, args, kwargs)
-    _put_back(net, kept)
+    for each, values in kept:
+        _put_back(each, values)
     last = max(task.index for task in net.tasks if task.finished)
     return first_moved(net, record(net, args, kwargs), scrambled, last)
 

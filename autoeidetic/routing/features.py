@@ -14,8 +14,8 @@ inputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,7 +34,8 @@ class FeatureBlock:
 
     ``run`` is the task in whose pass they are captured; None if they are the same in all passes.
     ``index`` selects from the ``channels`` channels along dimension ``channel``. ``mask`` is False
-    for elements that may not be seen, where only a part of a channel may be.
+    for elements that may not be seen, where only a part of a channel may be. ``column``: of a
+    network that was widened, the one that the layer is in.
     """
 
     layer: str
@@ -43,6 +44,7 @@ class FeatureBlock:
     channels: int
     index: Tensor
     mask: Tensor | None
+    column: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,13 @@ class Seen:
 
     ``logits`` has the first output of each task's head, classes in the last dimension; it is empty
     if the router does not read outputs. ``inputs`` is the number of inputs. ``captured`` has the
-    input of each output layer, by the task of the pass.
+    input of each output layer, by column and task of the pass.
     """
 
     view: View
     inputs: int
     logits: tuple[Tensor, ...]
-    captured: Mapping[int | None, Mapping[str, Tensor]]
+    captured: Sequence[Mapping[int | None, Mapping[str, Tensor]]]
 
     @property
     def features(self) -> Tensor:
@@ -93,7 +95,9 @@ class Seen:
             InputError: their shape is not the one in the analysis.
         """
         if self.view.blocks:
-            parts = [_read(b, self.captured[b.run], self.inputs) for b in self.view.blocks]
+            parts = [
+                _read(b, self.captured[b.column][b.run], self.inputs) for b in self.view.blocks
+            ]
         else:
             parts = [_averaged(_precise(logits), logits.dim() - 1) for logits in self.logits]
         return torch.cat(parts, 1)
@@ -109,7 +113,43 @@ def routable_tasks(net: Network) -> list[int]:
 
 def view(net: Network, tasks: int) -> View:
     """The view of the first ``tasks`` routable tasks."""
-    numbers = tuple(routable_tasks(net)[:tasks])
+    parts = []
+    for column in net.networks:
+        numbers = tuple(routable_tasks(column))[:tasks]
+        tasks -= len(numbers)
+        parts.append(_view(column, numbers))
+    return parts[0] if len(parts) == 1 else _joined(parts, net.networks)
+
+
+def _joined(parts: Sequence[View], columns: Sequence[Network]) -> View:
+    """The views of all columns side by side; a task sees its own column and those before."""
+    # features   column 0 [ . . . . ]  column 1 [ . . . ]      a task of column 1 sees all of
+    #                                                          column 0's that any task there sees
+    numbers: list[int] = []
+    seen: list[Tensor] = []
+    blocks: list[FeatureBlock] = []
+    start = width = 0
+    for number, (part, column) in enumerate(zip(parts, columns, strict=True)):
+        if part.numbers and not part.blocks:
+            raise HeadError(
+                "a router cannot read the features of this widened network: an output layer is a "
+                "bare parameter",
+                remedy="name the task when you call the network",
+            )
+        before = torch.arange(width)
+        seen += [torch.cat([before, own + width]) for own in part.columns]
+        numbers += [start + each for each in part.numbers]
+        blocks += [replace(block, column=number) for block in part.blocks]
+        start, width = start + len(column.tasks), width + part.width
+    classes = tuple(size for part in parts for size in part.classes)
+    return View(tuple(numbers), classes, tuple(seen), width, tuple(blocks))
+
+
+def _view(net: Network, numbers: tuple[int, ...]) -> View:
+    """The view of these tasks of one column."""
+    tasks = len(numbers)
+    if not numbers:
+        return View((), (), (), 0, ())
     classes = tuple(_classes(net, task) for task in numbers)
     blocks: list[FeatureBlock] = []
     columns: dict[int, list[Tensor]] = {task: [] for task in numbers}
@@ -195,10 +235,41 @@ def observe(
     A network whose tasks cannot share a pass runs once per task, but still only once in all if
     ``outputs`` is False and the features are the same for all tasks.
     """
-    answering = [net.answering_task(task) for task in view.numbers]
+    logits: list[Tensor] = []
+    captured: list[dict[int | None, Mapping[str, Tensor]]] = []
+    inputs = start = 0
+    for number, (column, own, named) in enumerate(net.column_calls(args, kwargs)):
+        mine = [task - start for task in view.numbers if 0 <= task - start < len(column.tasks)]
+        start += len(column.tasks)
+        if not mine:
+            captured.append({})
+            continue
+        if column is not net:
+            column.before_pass(own, named)
+        blocks = [block for block in view.blocks if block.column == number]
+        found, values = _observe(column, mine, blocks, own, named, outputs=outputs, bare=bare)
+        inputs = len(next(iter(found.values())))
+        if outputs or not view.blocks:
+            logits += [found[column.answering_task(task)] for task in mine]
+        captured.append(values)
+    return Seen(view, inputs, tuple(logits), captured)
+
+
+def _observe(
+    net: Network,
+    tasks: Sequence[int],
+    blocks: Sequence[FeatureBlock],
+    args: Any,
+    kwargs: Any,
+    *,
+    outputs: bool,
+    bare: bool,
+) -> tuple[dict[int, Tensor], dict[int | None, Mapping[str, Tensor]]]:
+    """Run one column: the logits of tasks that answer, and the inputs of output layers."""
+    answering = [net.answering_task(task) for task in tasks]
     # Without blocks the outputs are the features. Blocks with a run need the pass of that task.
-    needed = answering if outputs or not view.blocks else []
-    needed = needed + [block.run for block in view.blocks if block.run is not None]
+    needed = answering if outputs or not blocks else []
+    needed = needed + [block.run for block in blocks if block.run is not None]
     asked = tuple(dict.fromkeys(needed or answering[:1]))
     answers: dict[int, Tensor] = {}
     captured: dict[int | None, Mapping[str, Tensor]] = {}
@@ -212,8 +283,7 @@ def observe(
                 captured[task] = captured[None] = net.runtime.features
     finally:
         net.runtime.features = None
-    logits = tuple(answers[task] for task in answering) if outputs or not view.blocks else ()
-    return Seen(view, len(answers[asked[0]]), logits, captured)
+    return answers, captured
 
 
 def _logits(net: Network, task: int, output: Any) -> Tensor:

@@ -115,6 +115,11 @@ class Network(nn.Module):
         return self.examples[0]
 
     @property
+    def networks(self) -> tuple[Network, ...]:
+        """The columns of the network: itself, unless it was widened."""
+        return (self,)
+
+    @property
     def tasks(self) -> tuple[Task, ...]:
         """All tasks so far."""
         return tuple(self._tasks)
@@ -157,6 +162,12 @@ class Network(nn.Module):
         return self.heads[str(task)]._modules.get(heads.key(layer))
 
     # -- answers -------------------------------------------------------------------------------
+
+    def column_calls(
+        self, args: Any, kwargs: dict[str, Any]
+    ) -> Iterator[tuple[Network, Any, dict[str, Any]]]:
+        """The networks that a call concerns, with their arguments: a widened one has several."""
+        yield self, args, kwargs
 
     def forward(self, *args: Any, task: int | str | None = None, **kwargs: Any) -> Any:
         """The outputs for a task: by default the open one, else the newest.
@@ -304,7 +315,7 @@ class Network(nn.Module):
         restricted = [f"backbone.{n}" for n in derive_pins.backward_restricted(self.call_plan)]
         self.pins.bind(prefixed, self.slots, restricted, freeze=freeze)
         # frozen tensors keep requires_grad: torch.matmul picks its kernel, and so its bits, by it
-        self._ddp_params_and_buffers_to_ignore = self._untrained()
+        self._ddp_params_and_buffers_to_ignore = self.untrained()
         watch(self.pins)
         self._protections = {}
         self._install()
@@ -321,7 +332,7 @@ class Network(nn.Module):
             for name in tensor_slots(self.heads[str(index)], f"heads.{index}")
         ]
 
-    def _untrained(self) -> list[str]:
+    def untrained(self) -> list[str]:
         """Tensors that take no part in training: other output layers, and frozen values."""
         names = [f"backbone.{n}" for head in self.call_plan.heads for n in head.parameters]
         if self.keep_head and self.open_task == 0:

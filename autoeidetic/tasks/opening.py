@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..common.inputs import whole_number
 from ..common.undisturbed import undisturbed
-from ..enforce.owners import FREE, Owners
+from ..enforce.owners import FREE
 from ..errors import CapacityError, InputError, Place, TaskError
 from ..plan.call_plan import HeadPlan
 from . import heads
@@ -28,8 +28,10 @@ def opened(
     Raises:
         InputError, TaskError, CapacityError, HeadError: it cannot be opened so.
     """
-    if on_full not in ("raise", "reuse"):
-        raise InputError(f"on_full={on_full!r} is unknown", remedy='use "raise" or "reuse"')
+    if on_full not in ("raise", "reuse", "widen"):
+        raise InputError(
+            f"on_full={on_full!r} is unknown", remedy='use "raise", "reuse" or "widen"'
+        )
     if name is not None and not isinstance(name, str):
         raise InputError(f"name={name!r} is not text", remedy="pass a string, or none")
     index = len(network.tasks)
@@ -44,8 +46,7 @@ def opened(
         revisit = whole_number(revisit)
     classes = _classes(network, index, num_classes)
     if on_full == "raise":
-        owners = network.owners
-        _check_room(network, owners if network.open_task is None else owners.finished())
+        _check_room(network)
     seed = int(torch.randint(2**62, ()))
     title = name or f"task {index}"
     return Task(index, title, classes, finished=False, seed=seed, revisits=revisit)
@@ -82,8 +83,13 @@ def _classes(network: Network, task: int, num_classes: Any) -> dict[str, int]:
     return own
 
 
-def _check_room(network: Network, owners: Owners) -> None:
-    """Raises CapacityError when a group that can be divided has no free unit left."""
+def _check_room(network: Network) -> None:
+    """Check that the next task finds free units.
+
+    Raises:
+        CapacityError: a group that can be divided has none left.
+    """
+    owners = network.owners if network.open_task is None else network.owners.finished()
     for group in network.call_plan.plan.groups:
         units = list(group.units)
         if owners.locked[units].all() or (owners.task[units] == FREE).any():
@@ -96,7 +102,8 @@ def _check_room(network: Network, owners: Owners) -> None:
             f"group '{group.name}' is full: its {group.size} units {whose}",
             place=Place(module=group.name),
             remedy="prune more before finishing a task (net.prune, or a higher tolerance), "
-            'start from a wider model, or pass on_full="reuse" to build on what is there',
+            'pass on_full="widen" to add a column (net.widen), or on_full="reuse" to build on '
+            "what is there",
         )
 
 

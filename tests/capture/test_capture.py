@@ -186,6 +186,14 @@ def test_a_wrong_shape_is_left_to_the_operator() -> None:
         autoeidetic.analyze(nn.Sequential(nn.Linear(4, 4), nn.Linear(5, 3)), r(2, 4))
 
 
+@pytest.mark.parametrize(
+    "norm", [nn.LayerNorm(5), nn.BatchNorm1d(5).eval(), nn.GroupNorm(3, 3)], ids=lambda n: repr(n)
+)
+def test_a_norm_of_another_size_is_left_to_the_operator(norm: nn.Module) -> None:
+    with pytest.raises(CaptureError):
+        autoeidetic.analyze(nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 3)), r(2, 4))
+
+
 # -- the graph runs and gives what the model gives ----------------------------------------------
 
 

@@ -1015,7 +1015,7 @@ def test_features_of_another_shape() -> None:
     window = view(net, 1)
     with undisturbed(net, evaluate=True, gradients=False):
         seen = observe(net, window, (X,), {})
-    wrong = replace(seen, captured={None: {"2": torch.ones(6, 5)}})
+    wrong = replace(seen, captured=[{None: {"2": torch.ones(6, 5)}}])
     with pytest.raises(InputError, match=r"features of shape \(6, 5\) for 6 inputs") as caught:
         _ = wrong.features
     assert caught.value.module == "2"

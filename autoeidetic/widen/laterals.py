@@ -1,0 +1,253 @@
+"""Laterals: what a new column reads of the finished ones.
+
+Earlier columns run as they are, in eval mode and without gradients; the inputs of their layers are
+noted on the way. Only channels that their finished tasks own leave them, so that free values of an
+earlier column can never reach a later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..common.inputs import CallInputs
+from ..common.torch_modes import recording_paused
+from ..common.undisturbed import undisturbed
+from ..couple.tables import Read
+from ..enforce.owners import Owners
+from ..errors import EnforcementError, Place
+from ..tasks.answer import want_gradients
+from ..tasks.network import Network
+from ..tasks.reference import type_now
+from .readers import Column, Laterals, OutputReader, Reader, channel_dim
+
+#: The keyword under which a column gets its laterals.
+KEYWORD = "earlier_columns"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What leaves one layer of a finished column: ``index`` of the channels along ``dim``.
+
+    ``path`` is that of the layer in the column's backbone. ``index`` None: all ``channels``.
+    """
+
+    path: str
+    dim: int
+    channels: int
+    index: Tensor | None
+
+    @property
+    def width(self) -> int:
+        return self.channels if self.index is None else len(self.index)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished column and what can be read of it, by the path of the layer in the model.
+
+    ``overwritten``: layers whose input the model changes in place later on; it must be copied.
+    """
+
+    network: Network
+    sources: dict[str, Source]
+    overwritten: set[str] = field(default_factory=set)
+
+
+def finished(network: Network, before: Sequence[Finished] = ()) -> Finished:
+    """A column after its last task; ``before`` are the columns that it reads.
+
+    Layers that no call of the examples reaches as modules are left out: a model may use the weight
+    of a layer without calling it. So are those that cannot be read in the first column: a depthwise
+    convolution that has a single channel in a narrow column looks like an ordinary one there.
+    """
+    sources = dict(_sources(network))
+    if before:
+        first = before[0].network.backbone
+        sources = {p: s for p, s in sources.items() if channel_dim(first.get_submodule(p))}
+    found = Finished(network, sources)
+    for example in network.examples if found.sources else ():
+        args, kwargs = example_values(network, example)
+        with undisturbed(
+            network, evaluate=True, attributes=True, generators="all", gradients=False
+        ):
+            network.before_pass(args, kwargs)
+            called = {note.path for note in _run(found, args, kwargs)}
+        kept = {path: source for path, source in found.sources.items() if path in called}
+        found = Finished(network, kept)
+    return found
+
+
+def example_values(network: Network, example: CallInputs) -> tuple[Any, dict[str, Any]]:
+    """The arguments of an example, in the type and on the device that the network has now."""
+    device = next(network.backbone.parameters()).device
+
+    def now(leaf: Tensor) -> Tensor:
+        kind = type_now(network, leaf.dtype)
+        if leaf.is_meta and device.type != "meta":
+            made = torch.empty(leaf.shape, dtype=kind, device=device)
+            return made.normal_() if made.is_floating_point() else made.zero_()
+        return leaf.to(device, kind)
+
+    with undisturbed(generators="torch"):
+        return pytree.tree_map_only(Tensor, now, (example.args, example.kwargs))
+
+
+def _sources(network: Network) -> Iterator[tuple[str, Source]]:
+    owners, plan = network.owners, network.call_plan.plan
+    if not owners.forward_transfer:
+        return
+    backbone = network.backbone
+    inside = "model." if isinstance(backbone, Column) else ""
+    model = backbone.model if isinstance(backbone, Column) else backbone
+    skipped: set[str] = set()  # what a widening has put into a layer
+    for path, module in model.named_modules():
+        if path in skipped:
+            continue
+        output = isinstance(module, OutputReader)
+        layer = module.layer if output else module
+        if output or isinstance(module, Reader):
+            skipped |= {f"{path}.layer", f"{path}.lateral"}
+        dim = channel_dim(layer)
+        place = f"{inside}{path}"
+        if dim is None or _runs_by_level(place, network):
+            continue
+        name = f"{place}.layer.weight" if output else f"{place}.weight"
+        entry = plan.parameters.get(plan.aliases.get(name, name))
+        # without reads the layer reads the network's input, as the new column does itself
+        if entry is None or not entry.reads:
+            continue
+        channels = module.own_channels if output else int(layer.weight.shape[1])
+        seen = _visible(owners, entry.reads, len(network.tasks) - 1, int(layer.weight.shape[1]))
+        if seen is None or not bool(seen[:channels].any()):
+            continue
+        index = None if bool(seen[:channels].all()) else seen[:channels].nonzero().reshape(-1)
+        yield path, Source(place, dim, channels, index)
+
+
+def _runs_by_level(path: str, network: Network) -> bool:
+    """Is the layer inside a module that runs once for every level, on other inputs each time?"""
+    nested = network.call_plan.nested
+    return any(n.norms is None and f"{path}.".startswith(f"{n.module}.") for n in nested)
+
+
+def _visible(owners: Owners, reads: Sequence[Read], last: int, channels: int) -> Tensor | None:
+    """Which input channels of a layer belong to the tasks up to the last; None: it is not known."""
+    seen = torch.ones(channels, dtype=torch.bool)
+    for read in reads:
+        hidden = owners.hidden(last, read.columns)
+        if hidden.dim() < 2 or hidden.shape[1] not in (1, channels):
+            return None
+        seen &= ~hidden.any([d for d in range(hidden.dim()) if d != 1])
+    return seen
+
+
+def laterals(columns: Sequence[Finished], args: Any, kwargs: Mapping[str, Any]) -> Laterals:
+    """What the next column reads of these, for one call of the model."""
+    found: Laterals = {}
+    for number, column in enumerate(columns):
+        found = with_column(found, column, args, column_kwargs(number, kwargs, found))
+    return found
+
+
+def column_kwargs(number: int, kwargs: Mapping[str, Any], found: Laterals) -> dict[str, Any]:
+    """The keyword arguments of a column: column 0 reads of no other."""
+    return {**kwargs, KEYWORD: found} if number else dict(kwargs)
+
+
+def with_column(found: Laterals, column: Finished, args: Any, kwargs: dict[str, Any]) -> Laterals:
+    """What can be read of the columns before, and of one more, which is run for it."""
+    result = dict(found)
+    for path, values in _noted(column, args, kwargs).items():
+        if path in found:
+            pairs = zip(found[path], values, strict=True)
+            values = tuple(torch.cat(pair, column.sources[path].dim) for pair in pairs)
+        result[path] = values
+    return result
+
+
+def _noted(column: Finished, args: Any, kwargs: dict[str, Any]) -> Laterals:
+    """Run a finished column and note the inputs of its layers."""
+    network = column.network
+    wanted = want_gradients((args, kwargs))
+    with network.pass_lock, nullcontext() if wanted else torch.no_grad(), _slow_paths():
+        with recording_paused():
+            network.before_pass(args, kwargs)
+        harmless = network.free.made_harmless(network.spreads) if network.diverged() else None
+        with harmless or nullcontext():
+            notes = _run(column, args, kwargs)
+            overwritten = {note.path for note in notes if note.changed} - column.overwritten
+            if overwritten:
+                column.overwritten.update(overwritten)
+                notes = _run(column, args, kwargs)
+    found: dict[str, list[Tensor]] = {path: [] for path in column.sources}
+    for note in notes:
+        found[note.path].append(note.value)
+    for path, values in found.items():
+        if not values:
+            raise EnforcementError(
+                f"layer '{path}' of a finished column was not called, so that later columns "
+                "cannot read its input",
+                place=Place(module=path),
+                remedy="call the network as it was called when it was widened",
+            )
+    return {path: tuple(values) for path, values in found.items()}
+
+
+@dataclass(frozen=True)
+class _Note:
+    """The input of one call of a layer, and the version that the tensor had."""
+
+    path: str
+    value: Tensor
+    version: int | None
+
+    @property
+    def changed(self) -> bool:
+        return self.version is not None and self.value._version != self.version
+
+
+def _run(column: Finished, args: Any, kwargs: dict[str, Any]) -> list[_Note]:
+    """One pass of a finished column; the inputs of its layers, in the order of the calls."""
+    notes: list[_Note] = []
+    hooks = []
+
+    def noting(path: str, source: Source) -> Any:
+        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
+            value = args[0] if args else next(iter(kwargs.values()))
+            if source.index is not None:
+                value = value.index_select(source.dim, source.index.to(value.device))
+            elif path in column.overwritten or value.is_inference():
+                value = value.clone()  # tensors of inference mode do not count their versions
+            counted = source.index is None and not value.is_inference()
+            notes.append(_Note(path, value, value._version if counted else None))
+
+        return hook
+
+    network = column.network
+    try:
+        for path, source in column.sources.items():
+            layer = network.backbone.get_submodule(source.path)
+            hooks.append(layer.register_forward_pre_hook(noting(path, source), with_kwargs=True))
+        network.bare_answers([len(network.tasks) - 1], args, kwargs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return notes
+
+
+@contextmanager
+def _slow_paths() -> Iterator[None]:
+    """Torch's transformer layers as modules: fused kernels would pass the layers inside by."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

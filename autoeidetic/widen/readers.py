@@ -1,0 +1,166 @@
+"""Readers: layers of a new column that also read what the same layers of earlier columns read.
+
+    earlier columns    x_0 ------------------------> layer -> ...        untouched
+                        |  (visible channels)
+                        v
+    new column         lateral(x_0) + layer(x)  -> ...                   both weights learn
+
+Values flow from earlier columns to the new one only, so nothing has to be zeroed. A layer keeps its
+class, its path and its parameters: only its class changes, to a subclass with the same name. The
+output layer is wrapped instead: every task has a copy of it, which must get the lateral values as a
+part of its input.
+
+| layer | lateral |
+|---|---|
+| linear, convolution | a layer of the same kind without a bias, whose result is added |
+| output layer | the values are put behind its own input, and its weight has more columns |
+| depthwise and grouped convolutions, embeddings, recurrent layers | none |
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..common.process_state import reading_classes
+from ..errors import EnforcementError, Place
+
+#: Values from earlier columns: for each layer by path, one tensor for each of its calls.
+Laterals = dict[str, tuple[Tensor, ...]]
+#: Kinds of layers with laterals, and the dimension of their channels, counted from the end.
+_CHANNELS = {nn.Linear: -1, nn.Conv1d: -2, nn.Conv2d: -3, nn.Conv3d: -4}
+#: The attribute of a layer with the values for its next calls in the present pass.
+_GIVEN = "_given"
+
+
+def channel_dim(layer: nn.Module) -> int | None:
+    """The dimension of the channels in a layer's input; None: the layer has no laterals."""
+    if getattr(layer, "groups", 1) != 1 or not isinstance(getattr(layer, "weight", None), Tensor):
+        return None
+    return next((dim for kind, dim in _CHANNELS.items() if isinstance(layer, kind)), None)
+
+
+class Column(nn.Module):
+    """A copy of the model, with layers that read from earlier columns.
+
+    Called like the model, with ``earlier_columns`` as one more keyword.
+    """
+
+    def __init__(self, model: nn.Module, channels: Mapping[str, int], outputs: Sequence[str]):
+        super().__init__()
+        self.model = model
+        self.paths = tuple(channels)
+        for path, number in channels.items():
+            layer = model.get_submodule(path)
+            if path in outputs:
+                model.set_submodule(path, OutputReader(layer, number))
+            else:
+                layer.add_module("lateral", _lateral(layer, number))
+                layer.__class__ = reading_class(type(layer))
+
+    def forward(self, *args: Any, earlier_columns: Laterals, **kwargs: Any) -> Any:
+        readers = {path: self.model.get_submodule(path) for path in self.paths}
+        try:
+            for path, reader in readers.items():
+                reader.__dict__[_GIVEN] = list(earlier_columns[path])
+            result = self.model(*args, **kwargs)
+            if not self.training:
+                self._check_all_read(readers)
+            return result
+        finally:
+            for reader in readers.values():
+                reader.__dict__.pop(_GIVEN, None)
+
+    def _check_all_read(self, readers: Mapping[str, nn.Module]) -> None:
+        for path, reader in readers.items():
+            if reader.__dict__[_GIVEN]:
+                raise EnforcementError(
+                    f"layer '{path}' of the new column was called less often than that of an "
+                    "earlier one",
+                    place=Place(module=path),
+                    remedy="the path through the model may depend on its values: widen it before "
+                    "such a model is trained, or use a wider model from the start",
+                )
+
+
+class Reader:
+    """Mixed into the class of a layer that adds a lateral value to its result."""
+
+    lateral: nn.Module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().forward(*args, **kwargs)  # type: ignore[misc]
+        given = self.__dict__.get(_GIVEN)
+        # an extra call in training (an auxiliary output) has no counterpart in earlier columns
+        return result + self.lateral(given.pop(0)) if given else result
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # pickle finds classes by name, and the name of this class is that of its base
+        return _rebuild, (type(self).__mro__[2],), self.__getstate__()  # type: ignore[attr-defined]
+
+
+class OutputReader(nn.Module):
+    """The output layer of a column, with the values of earlier columns behind its own input."""
+
+    def __init__(self, layer: nn.Module, channels: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.dim = channel_dim(layer)
+        self.own_channels = int(layer.weight.shape[1])  # type: ignore[index]
+        _set_inputs(layer, self.own_channels + channels)
+
+    def forward(self, x: Tensor) -> Any:
+        assert self.dim is not None
+        given = self.__dict__.get(_GIVEN)
+        if not given:
+            size = list(x.shape)
+            size[self.dim] = int(self.layer.weight.shape[1]) - self.own_channels  # type: ignore
+            given = [x.new_zeros(size)]
+        return self.layer(torch.cat([x, given.pop(0)], self.dim))
+
+
+def reading_class(base: type) -> type:
+    """The reading subclass of a class of layers, the same one each time."""
+    if base not in reading_classes:
+        names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
+        reading_classes.setdefault(base, type(base.__name__, (Reader, base), names))
+    return reading_classes[base]
+
+
+def _rebuild(base: type) -> nn.Module:
+    module: nn.Module = nn.Module.__new__(base)
+    module.__class__ = reading_class(base)
+    return module
+
+
+def _lateral(layer: nn.Module, channels: int) -> nn.Module:
+    """A layer of the same kind for other inputs, without a bias.
+
+    A copy, because a subclass may pad its input or standardise its weight in its own way.
+    """
+    made = copy.deepcopy(layer)
+    if "bias" in made._parameters:
+        made._parameters["bias"] = None
+    _set_inputs(made, channels)
+    return made
+
+
+def _set_inputs(layer: nn.Module, channels: int) -> None:
+    """Give a layer another number of inputs, and fresh values."""
+    weight: Any = layer.weight
+    shape = (weight.shape[0], channels, *weight.shape[2:])
+    layer.weight = nn.Parameter(weight.new_empty(shape), weight.requires_grad)
+    for name in ("in_features", "in_channels"):
+        if hasattr(layer, name):
+            setattr(layer, name, channels)
+    if layer.weight.is_meta:
+        return
+    reset = getattr(layer, "reset_parameters", None)
+    if callable(reset):
+        reset()
+    else:
+        nn.init.kaiming_uniform_(layer.weight, a=5**0.5)

@@ -1,0 +1,173 @@
+"""Widen: a new column beside a network whose tasks are finished.
+
+    finished columns     owners, values and answers stay as they are, bit for bit
+    new column           a narrower copy of the model, whose layers also read the finished columns
+
+The old network is not enlarged: the last bits of almost every operator depend on the shapes of its
+tensors, so no bit would survive that. The first widening turns the network itself into a
+:class:`~.wide.Wide` one, and what it was becomes its first column.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ..analyze import analyze
+from ..common.inputs import CallInputs
+from ..common.undisturbed import undisturbed
+from ..errors import AutoeideticError, InputError, TaskError
+from ..plan.call_plan import ATTACHED, call_plans
+from ..proof.rehearse import rehearse
+from ..tasks.network import Network
+from .column import ColumnRecord, column_class
+from .laterals import KEYWORD, Finished, example_values, laterals
+from .narrow_copy import NarrowCopy, narrow_copy
+from .readers import Column
+
+
+@dataclass(frozen=True)
+class Widened:
+    """What a widening has added.
+
+    ``width`` is the share of the model's units that the new column has, which may be another one
+    than was asked for: whole attention heads, convolution groups. ``reason``: why the column has
+    the full width, if it has. ``parameters``: its own, those that read earlier columns included,
+    output layers not.
+    """
+
+    column: int
+    width: float
+    reason: str
+    parameters: int
+
+    def __str__(self) -> str:
+        size = f"{self.width:.0%} of the width, {self.parameters:,} parameters"
+        return f"column {self.column}: {size}" + (f" ({self.reason})" if self.reason else "")
+
+
+def check_finished(network: Network) -> None:
+    """Raises TaskError unless a column has finished tasks and none open."""
+    if network.open_task is not None or not network.tasks:
+        raise TaskError(
+            "the network cannot be widened: "
+            + ("a task is open" if network.tasks else "it has no task yet"),
+            remedy="widen it between two tasks: call finish_task() first",
+        )
+
+
+def new_column(
+    columns: tuple[Finished, ...], width: float, like: nn.Module | None
+) -> tuple[Network, Widened]:
+    """A column beside others. Nothing in those changes.
+
+    Args:
+        columns: the finished columns.
+        width: the part of the model's units that the column gets.
+        like: a module to use as the column, of the same structure.
+
+    Raises:
+        InputError: the width is no positive number, or ``like`` has another structure.
+    """
+    first = columns[0].network
+    backbone, made = column_model(columns, width, like)
+    backbone.train(first.backbone.training)
+    calls = [_with_laterals(columns, first, example) for example in first.examples]
+    try:
+        network = converted(
+            backbone, calls, type(first), first.owners.forward_transfer, first.check_calls
+        )
+        rehearse(network)  # alone: its examples have what it reads of the others
+    except AutoeideticError as error:
+        raise type(error)(
+            f"the network cannot be widened: {error.fact}", place=error.place, remedy=error.remedy
+        ) from error
+    network.earlier = columns  # type: ignore[assignment]
+    network.column = ColumnRecord(width, like is not None)  # type: ignore[assignment]
+    plan = network.call_plan.plan
+    size = int(plan.elements[~network.owners.outside].sum())
+    return network, Widened(len(columns), made.width, made.reason, size)
+
+
+def column_model(
+    columns: tuple[Finished, ...], width: float, like: nn.Module | None
+) -> tuple[Column, NarrowCopy]:
+    """The model of a new column, with fresh values."""
+    first = columns[0].network
+    made = _narrow(first, _checked(width)) if like is None else _given(like)
+    outputs = [head.layer for head in first.call_plan.heads if head.layer != ATTACHED]
+    with undisturbed(generators="torch"):
+        return Column(made.model, _channels(columns, made.model), outputs), made
+
+
+def converted(
+    backbone: Column,
+    calls: list[CallInputs],
+    kind: type[Network],
+    forward_transfer: bool,
+    check_calls: bool = True,
+) -> Network:
+    """The network of a column, without tasks; ``kind`` is the class of the first column."""
+    deps = analyze(backbone, calls)
+    network = column_class(kind)(
+        backbone,
+        call_plans(backbone, deps.analysis),
+        tuple(calls),
+        forward_transfer=forward_transfer,
+        keep_head=False,
+        recycle="reinit",
+    )
+    network.check_calls = check_calls
+    return network
+
+
+def _checked(width: Any) -> float:
+    if isinstance(width, bool) or not isinstance(width, (int, float)) or not 0 < width <= 1:
+        raise InputError(
+            f"width={width!r} is not a number above 0, up to 1", remedy="pass 0.25, say"
+        )
+    return float(width)
+
+
+def _narrow(first: Network, width: float) -> NarrowCopy:
+    with first.unguarded():
+        return narrow_copy(first.backbone, first.examples, width)
+
+
+def _given(like: Any) -> NarrowCopy:
+    if not isinstance(like, nn.Module):
+        raise InputError(
+            f"like is a {type(like).__qualname__}, not a torch.nn.Module",
+            remedy="pass a model of the same structure with other sizes",
+        )
+    return NarrowCopy(copy.deepcopy(like), 1.0, "")
+
+
+def _channels(columns: tuple[Finished, ...], model: nn.Module) -> dict[str, int]:
+    """The number of channels that each layer of the new column reads of the others."""
+    found: dict[str, int] = {}
+    for column in columns:
+        for path, source in column.sources.items():
+            found[path] = found.get(path, 0) + source.width
+    for path in found:
+        try:
+            model.get_submodule(path)
+        except AttributeError as error:
+            raise InputError(
+                f"like has no layer '{path}', which the network's model has",
+                remedy="pass a model of the same structure with other sizes",
+            ) from error
+    return found
+
+
+def _with_laterals(
+    columns: tuple[Finished, ...], first: Network, example: CallInputs
+) -> CallInputs:
+    """An example of the new column: that of the model, and what it reads of the others."""
+    with undisturbed(first, evaluate=True, generators="torch"):
+        args, kwargs = example_values(first, example)
+        found = laterals(columns, args, kwargs)
+    return CallInputs(args, {**kwargs, KEYWORD: found}, example.decisions)
