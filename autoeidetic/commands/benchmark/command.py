@@ -103,6 +103,9 @@ def add_arguments(parser: argparse.ArgumentParser, into: Path) -> None:
         "--verify", action="store_true", help="also train three tasks and compare bits"
     )
     effort.add_argument(
+        "--widen", action="store_true", help="also widen a network twice and compare bits"
+    )
+    effort.add_argument(
         "--real-params",
         type=float,
         default=TOO_MANY,
@@ -170,7 +173,9 @@ def _size_line(record: Record) -> str:
 def _stages(options: argparse.Namespace) -> list[str]:
     # analyze always runs: later stages skip what it could not analyse.
     asked = {"analyze", *(options.only or ["convert"])}
-    asked |= {stage for stage in ("compare", "extract", "verify") if getattr(options, stage)}
+    asked |= {
+        stage for stage in ("compare", "extract", "verify", "widen") if getattr(options, stage)
+    }
     return [stage for stage in STAGES if stage in asked]
 
 

@@ -139,6 +139,7 @@ STAGES = {
     "compare": Stage(compare_and_prune, 600.0, 12.0, real=True),
     "extract": Stage(extraction.measure, 900.0, 18.0, real=True),
     "verify": Stage(stress_test.measure, 1800.0, 18.0, real=True),
+    "widen": Stage(stress_test.measure_widened, 1800.0, 18.0, real=True),
 }
 
 

@@ -33,6 +33,10 @@ def verified(record: Record) -> bool:
     return bool(part(record, "verify")) and stress_test.is_ok(record["verify"])
 
 
+def widened(record: Record) -> bool:
+    return bool(part(record, "widen")) and stress_test.is_ok(record["widen"])
+
+
 def extracted(record: Record) -> bool:
     return bool(part(record, "extract")) and extraction.is_ok(record["extract"])
 
@@ -60,7 +64,11 @@ def is_divided(record: Record) -> bool:
 
 def failures(record: Record) -> dict[str, str]:
     """Stage -> cause of each failure of autoeidetic."""
-    judges = {"verify": stress_test.cause, "extract": extraction.cause}
+    judges = {
+        "verify": stress_test.cause,
+        "widen": stress_test.cause,
+        "extract": extraction.cause,
+    }
     causes = {
         stage: judges[stage](found) if stage in judges else found.get("error", "")
         for stage, found in record.items()

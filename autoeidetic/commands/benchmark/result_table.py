@@ -16,6 +16,7 @@ from .records import (
     skipped,
     torch_pruning,
     verified,
+    widened,
 )
 from .runner import Record
 from .summary import bullets, reasons, summary
@@ -87,6 +88,16 @@ def _left_by_torch_pruning(key: str) -> Callable[[Record], Value]:
     return lambda r: torch_pruning(r).get(key) if pruned_by_torch_pruning(r) else None
 
 
+def _of_column(key: str) -> Callable[[Record], Value]:
+    """About the first column that was added."""
+
+    def value(record: Record) -> Value:
+        columns = part(record, "widen").get("columns")
+        return (columns[0][key] or None) if columns else None
+
+    return value
+
+
 def _halved(record: Record) -> Value:
     found = torch_pruning(record)
     if not found:
@@ -140,6 +151,10 @@ COLUMNS = (
     Column("its multiply-adds left", _left_by_torch_pruning("multiply_adds_left"), ".1%"),
     Column("bitwise", _passed("verify", verified)),
     Column("stress test (s)", _field("verify", "seconds"), ".0f"),
+    Column("widened, bitwise", _passed("widen", widened)),
+    Column("column", _of_column("width"), ".0%"),
+    Column("full width because", _of_column("reason")),
+    Column("widen (s)", _of_column("seconds"), ".2f"),
     Column("failure", _cause),
     Column("not run", _not_run),
 )
@@ -149,6 +164,7 @@ _LIVE = {
     "compare": ("analyze again (s)", "torch.export (s)", "Torch-Pruning halves it"),
     "extract": ("extracted", "difference", "multiply-adds left", "time at batch 4", "extract (s)"),
     "verify": ("bitwise", "stress test (s)"),
+    "widen": ("widened, bitwise", "column", "widen (s)"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The stage ``verify``: three tasks in a row on one model, with hostile optimizers.
+"""The stages ``verify`` and ``widen``: tasks in a row on one model, with hostile optimizers.
 
 After every phase the outputs of finished tasks must be the same bits as before. The steps are
 described in benchmarks/README.md.
@@ -6,9 +6,11 @@ described in benchmarks/README.md.
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -24,6 +26,7 @@ from .models import as_example, build, logits
 from .runner import Record, error_line, is_lack_of_memory, seconds_of
 from .stress_inputs import CLASSES, randomize, small_batch, varied
 
+WIDTH = 0.25  # of a column, in parts of the model
 STEPS = 2  # training steps with each optimizer
 CLIP = 5.0  # gradient norm: norms over two images can produce huge gradients
 LARGEST = 1e4  # larger outputs count as divergence
@@ -35,7 +38,16 @@ class DivergenceError(Exception):
 
 
 def measure(name: str) -> Record:
-    """Run the test on one model, with a lower learning rate when it diverges."""
+    """Run three tasks on one model, with a lower learning rate when it diverges."""
+    return _measured(_run, name)
+
+
+def measure_widened(name: str) -> Record:
+    """The same with a network that is widened after the first task, and once more."""
+    return _measured(_run_widened, name)
+
+
+def _measured(run: Callable[[str, Record], None], name: str) -> Record:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     from ...errors import NonFiniteError
@@ -45,7 +57,7 @@ def measure(name: str) -> Record:
     for rate in RATES:
         record: Record = {"rate": rate, "diverged": diverged, "phase": "build"}
         try:
-            record["seconds"] = seconds_of(partial(_run, name, record))
+            record["seconds"] = seconds_of(partial(run, name, record))
         except (DivergenceError, NonFiniteError) as error:
             diverged.append(f"at {record['rate']:g} in {record['phase']}: {error_line(error)}")
             continue
@@ -62,16 +74,7 @@ def _run(name: str, record: Record) -> None:
 
     The record is filled phase by phase, so that it is kept up to a failure.
     """
-    import autoeidetic
-
-    torch.manual_seed(0)
-    model = build(name, CLASSES)
-    x = small_batch(model)
-    record["size"] = list(pytree.tree_leaves((x.args, x.kwargs))[0].shape[1:])
-    randomize(model)
-    record["phase"] = "convert"
-    net = autoeidetic.convert(model, as_example(x), inplace=True, rehearse=False)
-    watch = Watch(net, x, record)
+    net, x, watch = _converted(name, record)
     rate = record["rate"]
 
     # Task 0    SGD, half pruned, finished                     its outputs become the reference
@@ -120,6 +123,54 @@ def _run(name: str, record: Record) -> None:
     capacity = net.capacity()
     record["free_after"] = capacity.free
     record["levels"] = sum(share > 0 for share in (*capacity.tasks, capacity.free))
+
+
+def _run_widened(name: str, record: Record) -> None:
+    """Task 0, a column with two tasks, another column with one.
+
+    One optimizer with momentum lives through all tasks.
+    """
+    net, x, watch = _converted(name, record)
+    record["columns"] = []
+    carried = torch.optim.SGD(net.parameters(), lr=record["rate"], momentum=0.9, weight_decay=0.1)
+    for task, classes in enumerate((CLASSES, 7, 5, 3)):
+        if task in (1, 3):
+            with watch.phase(f"widened for task {task}"):
+                start = time.perf_counter()
+                about = net.widen(WIDTH)
+                seconds = time.perf_counter() - start
+            record["columns"].append({**asdict(about), "seconds": seconds})
+        with watch.phase(f"task {task} prepared"):
+            net.prepare_for_task(task, num_classes=classes, on_full="reuse")
+            adopt(carried, net)
+        with watch.phase(f"task {task} trained with AdamW"):
+            decayed = torch.optim.AdamW(net.parameters(), lr=record["rate"], weight_decay=0.5)
+            train(net, x, classes, decayed)
+        with watch.phase(f"task {task} trained with carried SGD"):
+            train(net, x, classes, carried)
+        with watch.phase(f"task {task} finished"):
+            net.prune(0.5)
+            net.finish_task()
+        watch.refer(task)
+    record["phase"] = "verify"
+    verified = net.verify(*x.args, **x.kwargs, rounds=1)
+    record["verified"] = bool(verified.ok)
+    if not verified.ok:
+        record["verify"] = str(verified)[:600]
+
+
+def _converted(name: str, record: Record) -> tuple[Any, CallInputs, Watch]:
+    """A network of a model with random values, and the watch over its answers."""
+    import autoeidetic
+
+    torch.manual_seed(0)
+    model = build(name, CLASSES)
+    x = small_batch(model)
+    record["size"] = list(pytree.tree_leaves((x.args, x.kwargs))[0].shape[1:])
+    randomize(model)
+    record["phase"] = "convert"
+    net = autoeidetic.convert(model, as_example(x), inplace=True, rehearse=False)
+    return net, x, Watch(net, x, record)
 
 
 class Watch:

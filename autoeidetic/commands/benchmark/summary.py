@@ -22,6 +22,7 @@ from .records import (
     skipped,
     torch_pruning,
     verified,
+    widened,
 )
 from .runner import Record
 
@@ -38,6 +39,7 @@ def summary(records: list[Record]) -> list[str]:
         ("convert", converted, "converted and rehearsed with real weights"),
         ("extract", extracted, "two finished tasks leave as programs with the same outputs"),
         ("verify", verified, "no bit of a finished task moved, with real weights"),
+        ("widen", widened, "widened twice, no bit of a finished task moved"),
     ):
         asked = [r for r in records if r.get(stage)]
         left_out = sum("skipped" in r[stage] for r in asked)
@@ -45,6 +47,7 @@ def summary(records: list[Record]) -> list[str]:
             rest = f"; {left_out} were not run" if left_out else ""
             lines.append(f"{sum(map(done, asked))} of {len(asked)} models: {text}{rest}.")
     lines += _program_lines([part(r, "extract") for r in records if extracted(r)])
+    lines += _column_lines([part(r, "widen") for r in records if widened(r)])
     lines += _times_lines([part(r, "compare") for r in records if part(r, "compare")])
     lines += _torch_pruning_lines(records)
     # A model that skips several stages for one reason counts once.
@@ -97,6 +100,21 @@ def _program_lines(found: list[Record]) -> list[str]:
         f"{worst} of the largest one in float64. Extracted in "
         f"{median(one['seconds'] for one in found):.1f} s (median)."
     ]
+
+
+def _column_lines(found: list[Record]) -> list[str]:
+    """The width of the first column that was added."""
+    if not found:
+        return []
+    columns = [one["columns"][0] for one in found]
+    narrow = [each["width"] for each in columns if not each["reason"]]
+    line = f"{len(narrow)} columns are narrow"
+    if narrow:
+        line += (
+            f", with {median(narrow):.0%} of the model's width (median; widest {max(narrow):.0%})"
+        )
+    full = len(columns) - len(narrow)
+    return [f"{line}; {full} have its full width."]
 
 
 def _times_lines(found: list[Record]) -> list[str]:
