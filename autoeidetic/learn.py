@@ -49,6 +49,7 @@ def learn(
     prune_last: bool = False,
     progress: bool = True,
     on_full: str = "raise",
+    width: float = 0.25,
     **options: Any,
 ) -> Run:
     """Learn tasks one after another, evaluate all of them after each, and write a record.
@@ -70,6 +71,7 @@ def learn(
         prune_last: False: the last task is not pruned.
         progress: show bars.
         on_full: see :meth:`autoeidetic.EideticNet.prepare_for_task`.
+        width: of the columns that ``on_full="widen"`` adds.
         options: further arguments of :meth:`autoeidetic.EideticNet.train_task`, or settings.
 
     Example:
@@ -112,7 +114,7 @@ def learn(
         # done come out of their stored states without training, and get their first seals back.
         for task, lesson in enumerate(lessons):
             began = perf_counter()
-            net.prepare_for_task(task, lesson.classes, lesson.name, on_full=on_full)
+            net.prepare_for_task(task, lesson.classes, lesson.name, on_full=on_full, width=width)
             made = optimizer(net.parameters())
             # Pruning frees units for later tasks, and after the last one there are none.
             prune = config.prune and (prune_last or task < len(lessons) - 1)

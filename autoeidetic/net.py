@@ -86,6 +86,7 @@ class EideticNet(Drawable, Network):
         *,
         revisit: int | None = None,
         on_full: str = "raise",
+        width: float = 0.25,
     ) -> None:
         """Open a task: finish the one before if it is open, give free units fresh values.
 
@@ -98,8 +99,9 @@ class EideticNet(Drawable, Network):
                 since and with the units that are free now. It starts with the answers of that
                 task, whose own units and outputs stay as they are; see :meth:`replace_task`.
             on_full: a group without any free unit raises an error ("raise"), or the task reuses
-                the units of earlier tasks there ("reuse"). With "widen" the network is widened by
-                a quarter (:meth:`widen`) when less than a quarter of a group is free.
+                the units of earlier tasks there ("reuse"). With "widen" the network is widened
+                (:meth:`widen`) when less than a quarter of a group is free.
+            width: of the column that ``on_full="widen"`` adds.
 
         Raises:
             TaskError: not the next task.
@@ -109,7 +111,7 @@ class EideticNet(Drawable, Network):
         # everything that can fail comes first: until the block below, nothing has changed
         opened = opening.opened(self, task, num_classes, name, revisit, on_full)
         if on_full == "widen" and is_full(self):
-            widen_for_task(self)  # from here on the network is another one
+            widen_for_task(self, width)  # from here on the network is another one
             self.prepare_for_task(task, num_classes, name, revisit=revisit)
             return
         heads = opening.first_heads(self, opened)

@@ -77,6 +77,7 @@ WITH_EXAMPLES = {
     *(f"docs/{name}.md" for name in "quickstart how-it-works training routing auditing".split()),
     *(f"docs/{name}.md" for name in "command-line own-operators migrating visualizer".split()),
     *(f"docs/tutorials/{name}.md" for name in "own-loop pretrained vision-transformer".split()),
+    "docs/tutorials/widening.md",
 }
 
 

@@ -92,6 +92,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="largest share of its units that a task gives up (%(default)s)",
     )
     option(
+        "--widen",
+        metavar="X",
+        type=float,
+        help="widen the network by this part when a task finds little room, instead of reusing "
+        "units of earlier tasks",
+    )
+    option(
         "--step",
         metavar="X",
         type=float,
@@ -152,11 +159,18 @@ def run(options: argparse.Namespace) -> int:
         tolerance=options.tolerance,
         max_epochs=options.epochs,
     )
+    if options.widen is not None and not 0 < options.widen <= 1:
+        raise InputError(
+            f"--widen {options.widen:g} is not above 0, up to 1", remedy="pass 0.25, say"
+        )
     rate = _rate(options)
     device = _device(options.device)
     find_model(options.model)
     tasks = find_tasks(options.tasks, options.seed)
-    record = ImageRun(Path(options.output), {name: getattr(options, name) for name in _COMMON})
+    settings = {name: getattr(options, name) for name in _COMMON}
+    if options.widen is not None:  # records of runs without it have no such setting
+        settings["widen"] = options.widen
+    record = ImageRun(Path(options.output), settings)
     begun = record.check(tasks)
     progress = not options.quiet and sys.stderr.isatty()
     check_images(tasks[begun:], progress)
@@ -176,7 +190,8 @@ def run(options: argparse.Namespace) -> int:
             router=None if options.router == "none" else options.router,
             config=config,
             prune_last=True,  # more tasks may follow
-            on_full="reuse",
+            on_full="reuse" if options.widen is None else "widen",
+            width=options.widen or 0.25,
             progress=progress,
         )
     except KeyboardInterrupt:
@@ -265,7 +280,8 @@ def _result(learned: Run, net: EideticNet, options: argparse.Namespace) -> dict[
     checkpoint = Path(options.output) / "network.safetensors"
     command = ["autoeidetic", "verify", str(checkpoint)]
     # A network whose model no library can rebuild needs --model to be verified.
-    if "why_not" in rebuild.recipe(net.backbone, net.call_plan.heads[0].size):
+    first = net.networks[0]
+    if "why_not" in rebuild.recipe(first.backbone, first.call_plan.heads[0].size):
         command += ["--model", options.model]
     evaluation = learned.to_dict()["tasks"][-1]["evaluation"]
     return {

@@ -151,6 +151,7 @@ class Wide:
         *,
         revisit: int | None = None,
         on_full: str = "raise",
+        width: float = 0.25,
     ) -> None:
         if whole_number(task) != len(self.tasks):
             raise TaskError(
@@ -167,7 +168,7 @@ class Wide:
         title = f"task {whole_number(task)}" if name is None else name
         if on_full == "widen" and is_full(self.newest):
             opening.opened(self.newest, len(self.newest.tasks), num_classes, title, None, on_full)
-            widen_for_task(self)
+            widen_for_task(self, width)
             revisit = None
         with self._in_newest():
             self.newest.prepare_for_task(
@@ -392,11 +393,11 @@ def is_full(network: Network) -> bool:
     return False
 
 
-def widen_for_task(network: Any) -> None:
+def widen_for_task(network: Any, width: float) -> None:
     """Make room for the next task: finish the one before if it is open, and add a column."""
     if network.open_task is not None:
         network.finish_task()
-    network.widen()
+    network.widen(width)
 
 
 def _divide(network: Any, made: Any) -> None:

@@ -127,6 +127,23 @@ def test_learns_and_says_so(
 
 
 @pytest.mark.slow
+def test_widens(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tasks that keep almost all their units get columns, and the command resumes with them."""
+    output, more = tmp_path / "run", ("--most", "0.1", "--widen", "0.5", "--quiet")
+    assert commands.main(command(folders, "ab", output, *more)) == 0
+    net: Any = autoeidetic.load(output / "network.safetensors")
+    assert len(net.columns) == 2
+    assert commands.main(command(folders, "abc", output, *more)) == 0
+    after: Any = autoeidetic.load(output / "network.safetensors")
+    assert len(after.columns) == 3
+    x = torch.randn(4, 3, 32, 32)
+    for task in (0, 1):
+        assert torch.equal(net.eval()(x, task=task), after.eval()(x, task=task))
+    assert autoeidetic.audit(output / "network.safetensors").ok
+    fails(command(folders, "ab", output, "--widen", "2"), "--widen 2 is not above 0", capsys)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [1, 4])
 def test_goes_on_where_it_was_stopped(
     epochs: int,
