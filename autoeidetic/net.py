@@ -125,10 +125,10 @@ class EideticNet(Drawable, Network):
     def widen(self, width: float = 0.25, *, like: nn.Module | None = None) -> Widened:
         """Add a column beside the network: room for new tasks. No bit of a finished task moves.
 
-        The network that there is stays as it is. Beside it runs a narrower copy of the model, each
-        of whose linear layers and convolutions also reads the input of the same layer in the
-        network. Tasks to come live in the new column. Units that are still free in the network are
-        hidden from then on.
+        The network that there is stays as it is. Beside it runs a narrower copy of the model, whose
+        layers also read the inputs of the same layers in the network. Tasks to come live in the
+        new column, and ``net.parameters()`` are its own. Units that are still free in the network
+        are hidden from then on.
 
         Args:
             width: the part of the model's units that the new column gets. It may get more, where

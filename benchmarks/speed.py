@@ -6,6 +6,7 @@
     python benchmarks/speed.py step                       # also: eval, prune, memory
     python benchmarks/speed.py calls                      # sizes that no example had
     python benchmarks/speed.py extract                    # programs, and Torch-Pruning's models
+    python benchmarks/speed.py widen                      # a column beside a finished network
     python benchmarks/speed.py growth                     # with width, depth, tasks, share frozen
     python benchmarks/speed.py import                     # of the package, beyond that of torch
 
@@ -45,6 +46,8 @@ from benchmarks.speed_import import import_report, imported
 from benchmarks.speed_memory import memory
 from benchmarks.speed_steps import evaluate, prune, step
 from benchmarks.speed_tables import bytes_report, compare_report, cost_report, giant_report
+from benchmarks.speed_widen import MODELS as COLUMNS
+from benchmarks.speed_widen import widen
 from benchmarks.workloads import BATCHES
 
 GIANTS = ("vit_giant_patch14_clip_224", "eva_giant_patch14_224")
@@ -127,6 +130,7 @@ SECTIONS = {
     "memory": Section(memory, lambda: BATCHES, bytes_report),
     "calls": Section(calls, lambda: NETWORKS, calls_report),
     "extract": Section(extracted, lambda: MODELS, extract_report),
+    "widen": Section(widen, lambda: COLUMNS, cost_report),
     "growth": Section(grown, lambda: POINTS, growth_report),
     "import": Section(imported, lambda: ["autoeidetic"], import_report),
 }

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from ..common.inputs import CallInputs
 from ..common.torch_modes import recording_paused
 from ..common.undisturbed import undisturbed
+from ..couple.layer_graph import producers
 from ..couple.tables import Read
 from ..enforce.owners import Owners
 from ..errors import EnforcementError, Place
@@ -64,13 +65,10 @@ def finished(network: Network, before: Sequence[Finished] = ()) -> Finished:
     """A column after its last task; ``before`` are the columns that it reads.
 
     Layers that no call of the examples reaches as modules are left out: a model may use the weight
-    of a layer without calling it. So are those that cannot be read in the first column: a depthwise
-    convolution that has a single channel in a narrow column looks like an ordinary one there.
+    of a layer without calling it.
     """
-    sources = dict(_sources(network))
-    if before:
-        first = before[0].network.backbone
-        sources = {p: s for p, s in sources.items() if channel_dim(first.get_submodule(p))}
+    reading = reading_layers(before[0].network if before else network)
+    sources = {path: source for path, source in _sources(network) if path in reading}
     found = Finished(network, sources)
     for example in network.examples if found.sources else ():
         args, kwargs = example_values(network, example)
@@ -82,6 +80,32 @@ def finished(network: Network, before: Sequence[Finished] = ()) -> Finished:
         kept = {path: source for path, source in found.sources.items() if path in called}
         found = Finished(network, kept)
     return found
+
+
+def reading_layers(first: Network) -> set[str]:
+    """The layers that read earlier columns, by their paths in the model.
+
+    Not every layer needs to: one that gets all it has from a single layer that reads is left out.
+
+        residual stream --> layer 1 (reads) --> layer 2 (does not) --> residual stream
+
+    That halves what must be kept for the backward pass.
+    """
+    graph = first.call_plan.plan.graph
+    outputs = {head.layer for head in first.call_plan.heads}
+    layers = {
+        path for path, module in first.backbone.named_modules() if channel_dim(module) is not None
+    }
+    reading: set[str] = set()
+    for path in first.backbone.state_dict():  # in the order of the model's code, mostly
+        layer = path.rpartition(".")[0]
+        if layer not in layers or layer not in graph:
+            continue
+        read = producers(graph, layer)  # none: the network's input, which a column reads itself
+        makers = [each for each in read if each in layers]
+        if layer in outputs or (read and (len(makers) != 1 or makers[0] not in reading)):
+            reading.add(layer)
+    return reading
 
 
 def example_values(network: Network, example: CallInputs) -> tuple[Any, dict[str, Any]]:

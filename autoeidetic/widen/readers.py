@@ -13,6 +13,7 @@ part of its input.
 | layer | lateral |
 |---|---|
 | linear, convolution | a layer of the same kind without a bias, whose result is added |
+| convolution that keeps the size of images | the same with a kernel of one pixel |
 | output layer | the values are put behind its own input, and its weight has more columns |
 | depthwise and grouped convolutions, embeddings, recurrent layers | none |
 """
@@ -140,13 +141,31 @@ def _rebuild(base: type) -> nn.Module:
 def _lateral(layer: nn.Module, channels: int) -> nn.Module:
     """A layer of the same kind for other inputs, without a bias.
 
-    A copy, because a subclass may pad its input or standardise its weight in its own way.
+    A copy, because a subclass may pad its input or standardise its weight in its own way. Of a
+    convolution that keeps the size of images only the middle of the kernel is needed: its own
+    weight looks around.
     """
-    made = copy.deepcopy(layer)
+    made: Any = copy.deepcopy(layer)
     if "bias" in made._parameters:
         made._parameters["bias"] = None
+    if _keeps_size(made):
+        ones = (1,) * len(made.kernel_size)
+        middle = (slice(None), slice(None), *(slice(1) for _ in ones))
+        made.weight = nn.Parameter(made.weight.detach()[middle].clone())
+        made.kernel_size, made.dilation, made.padding = ones, ones, tuple(0 for _ in ones)
+        made.padding_mode = "zeros"
     _set_inputs(made, channels)
     return made
+
+
+def _keeps_size(layer: Any) -> bool:
+    """Is it a convolution with a large kernel that makes images of the size it gets?"""
+    if isinstance(layer, nn.Linear) or max(layer.kernel_size) == 1 or max(layer.stride) > 1:
+        return False
+    if isinstance(layer.padding, str):
+        return bool(layer.padding == "same")
+    sizes = zip(layer.kernel_size, layer.dilation, layer.padding, strict=True)
+    return all(2 * pad == dilation * (kernel - 1) for kernel, dilation, pad in sizes)
 
 
 def _set_inputs(layer: nn.Module, channels: int) -> None:

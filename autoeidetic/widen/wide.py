@@ -309,6 +309,18 @@ class Wide:
         self.newest.train(mode)
         return self
 
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters of the newest column: nothing in a finished one learns any more.
+
+        An optimizer that held the others would have them put back after every step.
+        """
+        inside = f"{prefix}." if prefix else ""
+        own = f"{inside}columns.{len(self.columns) - 1}"
+        if recurse:
+            yield from self.newest.named_parameters(own, True, remove_duplicate)
+
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
         """Tensors that take no part in training: all of finished columns, frozen ones of the last.
