@@ -30,6 +30,7 @@ IN_FLOAT64 = 200_000_000  # parameters; larger models are compared in their own 
 #: once, in the network's own type, so that in float64 its rounding is still that of float32.
 TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
 COMPARED = 3  # examples
+_MASK = "attention_mask"
 TIMED = (1, 4)  # examples
 ROUNDS, LONGEST = 7, 5.0  # rounds of a comparison of times, and their limit in seconds
 
@@ -58,7 +59,7 @@ def _run(name: str, record: Record) -> None:
     record["size"] = list(pytree.tree_leaves((x.args, x.kwargs))[0].shape[1:])
     with torch.no_grad():
         classes = logits(model(*x.args, **x.kwargs)).shape[1]
-    before = parameters(model), multiply_adds(model, drawn(x, 1)), multiply_adds(model, x)
+    before = parameters(model), multiply_adds(model, _drawn(x, 1)), multiply_adds(model, x)
     randomize(model)
     net = _learned(model, x, classes, record)
     record["phase"] = "extract"
@@ -71,10 +72,10 @@ def _run(name: str, record: Record) -> None:
     record["left"] = parameters(program) / before[0]
     # A program for one batch size only is measured at that size.
     free = any(text.endswith(": dimension 0") for text in program.report.dynamic)
-    one, work = (drawn(x, 1), before[1]) if free else (x, before[2])
+    one, work = (_drawn(x, 1), before[1]) if free else (x, before[2])
     record["multiply_adds_left"] = multiply_adds(program, one) / work
     record["times"] = _times(build(name), program, x) if free else {}
-    x = drawn(x, COMPARED) if free else drawn(x)
+    x = _drawn(x, COMPARED) if free else _drawn(x)
     record["phase"] = "compare"
     record |= _compared(net, program, x, 0)
     record["phase"] = "second task"
@@ -89,8 +90,19 @@ def _run(name: str, record: Record) -> None:
 
 def _inputs(model: nn.Module) -> CallInputs:
     x = batch(model)
+    if "input_ids" in x.kwargs:  # with a mask, as tokenizers give it
+        return _drawn(CallInputs((), {**x.kwargs, _MASK: x.kwargs["input_ids"]}))
     images = not x.kwargs and x.args[0].dim() == 4
     return small_batch(model) if images and max(x.args[0].shape[2:]) > LARGEST_SIDE else x
+
+
+def _drawn(like: CallInputs, count: int | None = None) -> CallInputs:
+    """Random inputs like these; masks hide nothing."""
+    found = drawn(like, count)
+    if _MASK not in found.kwargs:
+        return found
+    ones = torch.ones_like(found.kwargs["input_ids"])
+    return CallInputs(found.args, {**found.kwargs, _MASK: ones})
 
 
 def _learned(model: nn.Module, x: CallInputs, classes: int, record: Record) -> Any:
@@ -153,7 +165,7 @@ def _times(plain: nn.Module, program: nn.Module, x: CallInputs) -> dict[str, flo
     """Number of examples -> the program's time relative to the plain model's."""
     found = {}
     for count in TIMED:
-        shown = drawn(x, count)
+        shown = _drawn(x, count)
         calls = [_call(each.eval(), shown) for each in (plain, program)]
         start, ratios = time.perf_counter(), []
         for _ in range(ROUNDS + 1):
