@@ -8,7 +8,13 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from autoeidetic.commands.benchmark.records import analysed, extracted, torch_pruning, verified
+from autoeidetic.commands.benchmark.records import (
+    analysed,
+    extracted,
+    torch_pruning,
+    verified,
+    widened,
+)
 from autoeidetic.commands.benchmark.runner import Record
 
 BEGIN, END = "<!-- results: written by benchmarks/report.py -->", "<!-- end of results -->"
@@ -67,6 +73,13 @@ def _model_set(name: str, options: str) -> Callable[[Record], Iterator[Row]]:
             rest = f" (Torch-Pruning halves {halved})" if any(map(torch_pruning, asked)) else ""
             extract = f"autoeidetic benchmark {options.partition(' ')[0]} --only extract"
             yield Row(what, count + rest, extract)
+        if any("widen" in model for model in models):
+            asked = [model for model in models if "widen" in model]
+            yield Row(
+                f"{name}: widened twice, four tasks, no bit of a finished task moved",
+                f"{sum(map(widened, asked))} of {len(asked)} models",
+                f"autoeidetic benchmark {options.partition(' ')[0]} --only widen",
+            )
 
     return rows
 
@@ -197,4 +210,9 @@ ROWS: dict[str, Callable[[Record], Iterator[Row]]] = {
         "Evaluation with five tasks", "eval", lambda row: row == "5 finished tasks"
     ),
     "speed-extract": _programs,
+    "speed-widen": _ratios(
+        "Training step in a column of a quarter of the width beside a finished network",
+        "widen",
+        lambda row: row == "training step, sgd",
+    ),
 }

@@ -202,6 +202,7 @@ SECTIONS = (
     Section("speed-memory", "Memory", f"{SPEED} memory", sizes),
     Section("speed-calls", "Calls with sizes that no example had", f"{SPEED} calls", called),
     Section("speed-extract", "Extracted programs", f"{SPEED} extract", programs),
+    Section("speed-widen", "A column beside a finished network", f"{SPEED} widen", costs),
     Section("speed-growth", "Growth", f"{SPEED} growth", growth),
     Section("speed-import", "Import", f"{SPEED} import", imports),
     Section("learning-permuted*", "Permuted MNIST", f"{LEARNING} permuted", learning),

@@ -61,6 +61,8 @@ def _run(name: str, record: Record) -> None:
         classes = logits(model(*x.args, **x.kwargs)).shape[1]
     before = parameters(model), multiply_adds(model, _drawn(x, 1)), multiply_adds(model, x)
     randomize(model)
+    if "input_ids" in x.kwargs and _looks_at(model, x):  # at ids, for want of a mask
+        x = _drawn(CallInputs((), {**x.kwargs, _MASK: x.kwargs["input_ids"]}))
     net = _learned(model, x, classes, record)
     record["phase"] = "extract"
     start = time.perf_counter()
@@ -90,10 +92,15 @@ def _run(name: str, record: Record) -> None:
 
 def _inputs(model: nn.Module) -> CallInputs:
     x = batch(model)
-    if "input_ids" in x.kwargs:  # with a mask, as tokenizers give it
-        return _drawn(CallInputs((), {**x.kwargs, _MASK: x.kwargs["input_ids"]}))
     images = not x.kwargs and x.args[0].dim() == 4
     return small_batch(model) if images and max(x.args[0].shape[2:]) > LARGEST_SIDE else x
+
+
+def _looks_at(model: nn.Module, x: CallInputs) -> bool:
+    """Does the model's code look at the data in these inputs?"""
+    import autoeidetic
+
+    return bool(autoeidetic.analyze(model, as_example(x)).capture.way == "real")
 
 
 def _drawn(like: CallInputs, count: int | None = None) -> CallInputs:
