@@ -111,7 +111,7 @@ class EideticNet(Drawable, Network):
         # everything that can fail comes first: until the block below, nothing has changed
         opened = opening.opened(self, task, num_classes, name, revisit, on_full)
         if on_full == "widen" and is_full(self):
-            widen_for_task(self, width)  # from here on the network is another one
+            widen_for_task(self, width, revisit)  # from here on the network is another one
             self.prepare_for_task(task, num_classes, name, revisit=revisit)
             return
         heads = opening.first_heads(self, opened)

@@ -1518,9 +1518,6 @@ class CosineHead(Tiny):
         return F.linear(x, F.normalize(self.classes, dim=-1)) * 4.0
 
 
-register("cosine_head_inside", vector, lambda: nn.Sequential(nn.Identity(), CosineHead()))
-
-
 @hazard(vector)
 class BilinearLayer(Tiny):
     def layers(self) -> dict[str, Any]:

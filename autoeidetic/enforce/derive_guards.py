@@ -70,9 +70,8 @@ def guards(
 
 def _is_replaced(path: str, head: HeadPlan) -> bool:
     """Does every task have its own module instead of this one?"""
-    if head.leaf is not None:  # it has its own parameter in the same module
-        return False
-    return path == head.holder or bool(head.holder and path.startswith(f"{head.holder}."))
+    whole = head.leaf is None and head.holder
+    return path == head.holder or bool(whole and path.startswith(f"{head.holder}."))
 
 
 def _guard_nested(

@@ -27,7 +27,7 @@ from .column import ColumnRecord
 from .laterals import Finished, finished
 from .saving import prefix
 from .wide import assembled
-from .widen import column_model, converted
+from .widen import column_model, converted, join
 
 _AGAIN = "save the network again"
 #: The number of digits in the digest of one column.
@@ -213,7 +213,7 @@ class _Part:
     def complete(self, net: Any, columns: Sequence[Finished]) -> None:
         """Connect a column with those before it."""
         if self.made is not None:
-            net.earlier, net.column = tuple(columns), self.made
+            join(net, tuple(columns), self.made)
 
 
 def _parts(description: Any, tensors: Mapping[str, Tensor], model: Any) -> Iterator[_Part]:

@@ -76,9 +76,11 @@ def finished(network: Network, before: Sequence[Finished] = ()) -> Finished:
             network, evaluate=True, attributes=True, generators="all", gradients=False
         ):
             network.before_pass(args, kwargs)
-            called = {note.path for note in _run(found, args, kwargs)}
+            notes = _run(found, args, kwargs)
+        called = {note.path for note in notes}
         kept = {path: source for path, source in found.sources.items() if path in called}
-        found = Finished(network, kept)
+        overwritten = {note.path for note in notes if note.changed} | found.overwritten
+        found = Finished(network, kept, overwritten)
     return found
 
 
@@ -186,14 +188,23 @@ def column_kwargs(number: int, kwargs: Mapping[str, Any], found: Laterals) -> di
 
 
 def with_column(found: Laterals, column: Finished, args: Any, kwargs: dict[str, Any]) -> Laterals:
-    """What can be read of the columns before, and of one more, which is run for it."""
+    """What can be read of the columns before, and of one more, which is run for it.
+
+    It runs on copies: a model may write into its inputs.
+    """
     result = dict(found)
+    args, kwargs = copies((args, kwargs))
     for path, values in _noted(column, args, kwargs).items():
         if path in found:
             pairs = zip(found[path], values, strict=True)
             values = tuple(torch.cat(pair, column.sources[path].dim) for pair in pairs)
         result[path] = values
     return result
+
+
+def copies(arguments: Any) -> Any:
+    """The same arguments, with tensors that nobody else has."""
+    return pytree.tree_map_only(Tensor, Tensor.clone, arguments)
 
 
 def _noted(column: Finished, args: Any, kwargs: dict[str, Any]) -> Laterals:
@@ -205,11 +216,12 @@ def _noted(column: Finished, args: Any, kwargs: dict[str, Any]) -> Laterals:
             network.before_pass(args, kwargs)
         harmless = network.free.made_harmless(network.spreads) if network.diverged() else None
         with harmless or nullcontext():
+            spare = copies((args, kwargs))
             notes = _run(column, args, kwargs)
             overwritten = {note.path for note in notes if note.changed} - column.overwritten
-            if overwritten:
+            if overwritten:  # in a call that no example has shown
                 column.overwritten.update(overwritten)
-                notes = _run(column, args, kwargs)
+                notes = _run(column, *spare)
     found: dict[str, list[Tensor]] = {path: [] for path in column.sources}
     for note in notes:
         found[note.path].append(note.value)

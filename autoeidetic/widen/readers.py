@@ -21,6 +21,7 @@ part of its input.
 from __future__ import annotations
 
 import copy
+import copyreg
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,8 +35,26 @@ from ..errors import EnforcementError, Place
 Laterals = dict[str, tuple[Tensor, ...]]
 #: Kinds of layers with laterals, and the dimension of their channels, counted from the end.
 _CHANNELS = {nn.Linear: -1, nn.Conv1d: -2, nn.Conv2d: -3, nn.Conv3d: -4}
-#: The attribute of a layer with the values for its next calls in the present pass.
+#: The attribute of a layer with the values for its calls in the present pass.
 _GIVEN = "_given"
+
+
+class Given:
+    """The values for the calls of one layer in one pass, in order."""
+
+    def __init__(self, values: Sequence[Tensor]) -> None:
+        self.values = tuple(values)
+        self.calls = 0
+
+    def next(self) -> Tensor | None:
+        """The value for the call that begins; None if earlier columns had no such call."""
+        number, self.calls = self.calls, self.calls + 1
+        if torch._C._current_graph_task_id() != -1:  # checkpointing runs the layer once more
+            number %= len(self.values)
+        return self.values[number] if number < len(self.values) else None
+
+    def __reduce__(self) -> Any:  # copies and files are made between passes
+        return Given, ((),)
 
 
 def channel_dim(layer: nn.Module) -> int | None:
@@ -55,6 +74,9 @@ class Column(nn.Module):
         super().__init__()
         self.model = model
         self.paths = tuple(channels)
+        for parameter in model.parameters():  # fresh values learn, whatever the model's own do
+            if parameter.is_floating_point() or parameter.is_complex():
+                parameter.requires_grad_(True)
         for path, number in channels.items():
             layer = model.get_submodule(path)
             if path in outputs:
@@ -67,18 +89,20 @@ class Column(nn.Module):
         readers = {path: self.model.get_submodule(path) for path in self.paths}
         try:
             for path, reader in readers.items():
-                reader.__dict__[_GIVEN] = list(earlier_columns[path])
+                reader.__dict__[_GIVEN] = Given(earlier_columns[path])
             result = self.model(*args, **kwargs)
             if not self.training:
                 self._check_all_read(readers)
             return result
         finally:
-            for reader in readers.values():
+            # in training they stay for the backward pass: checkpointing runs layers again
+            for reader in readers.values() if not self.training else ():
                 reader.__dict__.pop(_GIVEN, None)
 
     def _check_all_read(self, readers: Mapping[str, nn.Module]) -> None:
         for path, reader in readers.items():
-            if reader.__dict__[_GIVEN]:
+            given: Given = reader.__dict__[_GIVEN]
+            if given.calls < len(given.values):
                 raise EnforcementError(
                     f"layer '{path}' of the new column was called less often than that of an "
                     "earlier one",
@@ -95,9 +119,10 @@ class Reader:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         result = super().forward(*args, **kwargs)  # type: ignore[misc]
-        given = self.__dict__.get(_GIVEN)
+        given: Given | None = self.__dict__.get(_GIVEN)
+        value = given.next() if given is not None and given.values else None
         # an extra call in training (an auxiliary output) has no counterpart in earlier columns
-        return result + self.lateral(given.pop(0)) if given else result
+        return result if value is None else result + self.lateral(value)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # pickle finds classes by name, and the name of this class is that of its base
@@ -116,20 +141,29 @@ class OutputReader(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         assert self.dim is not None
-        given = self.__dict__.get(_GIVEN)
-        if not given:
+        given: Given | None = self.__dict__.get(_GIVEN)
+        value = given.next() if given is not None and given.values else None
+        if value is None:
             size = list(x.shape)
             size[self.dim] = int(self.layer.weight.shape[1]) - self.own_channels  # type: ignore
-            given = [x.new_zeros(size)]
-        return self.layer(torch.cat([x, given.pop(0)], self.dim))
+            value = x.new_zeros(size)
+        return self.layer(torch.cat([x, value], self.dim))
 
 
 def reading_class(base: type) -> type:
     """The reading subclass of a class of layers, the same one each time."""
     if base not in reading_classes:
         names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
-        reading_classes.setdefault(base, type(base.__name__, (Reader, base), names))
+        made = ReaderType(base.__name__, (Reader, base), names)
+        reading_classes.setdefault(base, made)
     return reading_classes[base]
+
+
+class ReaderType(type):
+    """The class of reading classes, which pickle cannot find by their names."""
+
+
+copyreg.pickle(ReaderType, lambda made: (reading_class, (made.__mro__[2],)))  # type: ignore
 
 
 def _rebuild(base: type) -> nn.Module:
@@ -148,7 +182,7 @@ def _lateral(layer: nn.Module, channels: int) -> nn.Module:
     made: Any = copy.deepcopy(layer)
     if "bias" in made._parameters:
         made._parameters["bias"] = None
-    if _keeps_size(made):
+    if _keeps_size(made) and channels > 1:  # a standardised weight needs more than one value
         ones = (1,) * len(made.kernel_size)
         middle = (slice(None), slice(None), *(slice(1) for _ in ones))
         made.weight = nn.Parameter(made.weight.detach()[middle].clone())
@@ -172,7 +206,7 @@ def _set_inputs(layer: nn.Module, channels: int) -> None:
     """Give a layer another number of inputs, and fresh values."""
     weight: Any = layer.weight
     shape = (weight.shape[0], channels, *weight.shape[2:])
-    layer.weight = nn.Parameter(weight.new_empty(shape), weight.requires_grad)
+    layer.weight = nn.Parameter(weight.new_empty(shape))
     for name in ("in_features", "in_channels"):
         if hasattr(layer, name):
             setattr(layer, name, channels)

@@ -22,7 +22,13 @@ from ..common.archive import as_path
 from ..common.inputs import whole_number
 from ..enforce.owners import FREE
 from ..enforce.pass_lock import PassLock, exclusive
-from ..errors import AutoeideticError, ExtractionError, InputError, TaskError
+from ..errors import (
+    AutoeideticError,
+    CheckpointError,
+    ExtractionError,
+    InputError,
+    TaskError,
+)
 from ..proof.verify import Verification
 from ..tasks import opening
 from ..tasks.compiled import numbered, uncompiled
@@ -30,7 +36,7 @@ from ..tasks.network import Network
 from ..tasks.task import Task
 from . import widen as widening
 from .capacity import WideCapacity, wide_capacity
-from .laterals import Finished, column_kwargs, finished, with_column
+from .laterals import Finished, column_kwargs, copies, finished, with_column
 from .readers import Laterals
 from .saving import save
 
@@ -104,8 +110,9 @@ class Wide:
         found: Laterals = {}
         for number, column in enumerate(self.columns):
             own = column_kwargs(number, kwargs, found)
-            yield column, args, own
-            if number < len(self.columns) - 1:
+            last = number == len(self.columns) - 1
+            yield (column, args, own) if last else (column, *copies((args, own)))
+            if not last:
                 found = uncompiled(with_column, found, self.newest.earlier[number], args, own)
 
     def before_pass(self, args: Any, kwargs: Any, *, passing: bool = False) -> None:
@@ -166,13 +173,28 @@ class Wide:
                     remedy="prepare a new task with its classes; it reads all that was learned",
                 )
         title = f"task {whole_number(task)}" if name is None else name
+        num_classes = self._layers_of(self.newest, num_classes)
         if on_full == "widen" and is_full(self.newest):
             opening.opened(self.newest, len(self.newest.tasks), num_classes, title, None, on_full)
-            widen_for_task(self, width)
-            revisit = None
+            widen_for_task(self, width, revisit)
         with self._in_newest():
             self.newest.prepare_for_task(
                 len(self.newest.tasks), num_classes, title, revisit=revisit, on_full=on_full
+            )
+
+    @staticmethod
+    def _layers_of(column: Network, num_classes: Any) -> Any:
+        """Sizes by the names that output layers have in a column: ``fc`` is ``model.fc.layer``."""
+        if not isinstance(num_classes, Mapping):
+            return num_classes
+        known = {_model_name(head.layer): head.layer for head in column.call_plan.heads}
+        return {known.get(layer, layer): size for layer, size in num_classes.items()}
+
+    def _check_open(self, call: str) -> None:
+        if self.open_task is None:
+            raise TaskError(
+                f"{call} was called, but no task is open",
+                remedy=f"call prepare_for_task({len(self.tasks)}) first",
             )
 
     @exclusive
@@ -187,14 +209,19 @@ class Wide:
         self.columns[where].replace_task(number, by_number)
 
     def rollback(self) -> None:
+        self._check_open("rollback()")
         with self._in_newest():
             self.newest.rollback()
 
-    def prune(self, *args: Any, **kwargs: Any) -> None:
+    def prune(self, *args: Any, loss: Any = None, **kwargs: Any) -> None:
+        self._check_open("prune()")
+        if loss is not None:
+            kwargs["loss"] = self._called_with_me(loss)
         with self._in_newest():
             self.newest.prune(*args, **kwargs)
 
     def finish_task(self) -> None:
+        self._check_open("finish_task()")
         with self._in_newest():
             self.newest.finish_task()
 
@@ -203,13 +230,23 @@ class Wide:
         *args: Any,
         checkpoint: Any = None,
         on_epoch: Callable[[Any], None] | None = None,
+        step_function: Any = None,
         **kwargs: Any,
     ) -> Any:
+        self._check_open("train_task()")
+        if step_function is not None:
+            kwargs["step_function"] = self._called_with_me(step_function)
         column = len(self.columns) - 1
         start = self._first_task(column)
         if checkpoint is not None:  # tasks of different columns have the same numbers there
             checkpoint = as_path(checkpoint, "checkpoint") / f"column-{column}"
-            checkpoint.mkdir(parents=True, exist_ok=True)
+            try:
+                checkpoint.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise CheckpointError(
+                    f"'{checkpoint}' cannot be used as a folder: {error}",
+                    remedy="pass another checkpoint=",
+                ) from error
 
         def told(epoch: Any) -> None:
             if on_epoch is not None:
@@ -217,7 +254,12 @@ class Wide:
 
         with self._in_newest():
             history = self.newest.train_task(*args, checkpoint=checkpoint, on_epoch=told, **kwargs)
-        return replace(history, task=start + history.task)
+        epochs = tuple(replace(epoch, task=start + epoch.task) for epoch in history.epochs)
+        return replace(history, task=start + history.task, epochs=epochs)
+
+    def _called_with_me(self, function: Any) -> Any:
+        """A user's function of (network, batch), which gets this network instead of a column."""
+        return lambda network, batch: function(self if network is self.newest else network, batch)
 
     def refresh_statistics(self, loader: Iterable[Any], **kwargs: Any) -> None:
         with self._in_newest():
@@ -334,16 +376,34 @@ class Wide:
             names += [f"columns.{number}.{name}" for name, _ in tensors]
         return names
 
+    @property
+    def check_calls(self) -> bool:
+        """Are calls that no example covers analysed?"""
+        return bool(self.newest.check_calls)
+
+    @check_calls.setter
+    def check_calls(self, value: bool) -> None:
+        for column in self.columns:
+            column.check_calls = value
+
     def follow(self) -> None:
         for column in self.columns:
             column.follow()
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         """Load a state of this network into its columns; frozen values stay."""
-        for number, column in enumerate(self.columns):
-            inside = f"columns.{number}."
-            own = {n.removeprefix(inside): v for n, v in state_dict.items() if n.startswith(inside)}
-            result = column.load_state_dict(own, *args, **kwargs)
+        self.follow()
+        inside = [f"columns.{number}." for number in range(len(self.columns))]
+        parts = [
+            {n.removeprefix(p): v for n, v in state_dict.items() if n.startswith(p)} for p in inside
+        ]
+        for column, own in zip(self.columns, parts, strict=True):  # before anything is loaded
+            column.pins.check(own, "pins.")
+        result = nn.Module.load_state_dict(self, state_dict, strict, assign)  # type: ignore
+        for column in self.columns:
+            column.pins.impose()
         return result
 
     def _apply(self: Any, fn: Callable[..., Any], recurse: bool = True) -> Any:
@@ -360,12 +420,18 @@ class Wide:
         return _rebuild, (type(self).__mro__[2],), self.__getstate__()
 
 
+def _model_name(layer: str) -> str:
+    """The name that an output layer of a column has in the user's model."""
+    return layer.removeprefix("model.").removesuffix(".layer")
+
+
 def _moved(task: Task, start: int) -> Task:
     """A task of a column under its number in the network."""
     revisits, by = task.revisits, task.answered_by
     return replace(
         task,
         index=start + task.index,
+        classes={_model_name(layer): size for layer, size in task.classes.items()},
         revisits=None if revisits is None else start + revisits,
         answered_by=None if by is None else start + by,
     )
@@ -405,8 +471,18 @@ def is_full(network: Network) -> bool:
     return False
 
 
-def widen_for_task(network: Any, width: float) -> None:
-    """Make room for the next task: finish the one before if it is open, and add a column."""
+def widen_for_task(network: Any, width: float, revisit: int | None) -> None:
+    """Make room for the next task: finish the one before if it is open, and add a column.
+
+    Raises:
+        InputError: the width is none, or a task of the full column is to be revisited.
+    """
+    widening.checked_width(width)
+    if revisit is not None:
+        raise InputError(
+            "a task cannot be revisited in another column, and its own has little room",
+            remedy='pass on_full="reuse", or prepare a new task with its classes',
+        )
     if network.open_task is not None:
         network.finish_task()
     network.widen(width)
@@ -421,19 +497,29 @@ def _divide(network: Any, made: Any) -> None:
     mode = network.training
     first = base.__new__(base)
     nn.Module.__init__(first)
-    hooks = {name: value for name, value in vars(first).items() if name.endswith("_hooks")}
+    hooks = {name: value for name, value in vars(first).items() if "hook" in name}
     own = {name: network.__dict__[name] for name in hooks}
     own |= {name: value for name, value in vars(network).items() if name not in vars(made)}
-    first.__dict__ = {**network.__dict__, **hooks}
+    own["_compiled_call_impl"] = network._compiled_call_impl
+    own.pop("columns", None)
+    before = dict(vars(network))
+    first.__dict__ = {**before, **hooks, "_compiled_call_impl": None}
     first.number = numbered(first)
     # what the newest column reads is the first column, which is another object now
     made.earlier = tuple(replace(column, network=first) for column in made.earlier)
-    network.__dict__.clear()
-    _put_together(network, [first, made])
-    network.__dict__.update(own)
-    network.router, first.router = first.router, None
-    first.settle(freeze=False)
-    network.train(mode)
+    try:
+        network.__dict__.clear()
+        _put_together(network, [first, made])
+        network.__dict__.update(own)
+        network.router, first.router = first.router, None
+        first.settle(freeze=False)
+        network.train(mode)
+    except BaseException:  # interruptions as well: the network is what it was
+        network.__class__ = base
+        network.__dict__.clear()
+        network.__dict__.update(before)
+        network.settle(freeze=False)
+        raise
 
 
 def assembled(columns: list[Any]) -> Any:

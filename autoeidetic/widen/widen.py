@@ -19,6 +19,7 @@ from torch import nn
 from ..analyze import analyze
 from ..common.inputs import CallInputs
 from ..common.undisturbed import undisturbed
+from ..enforce.guard import Guarded
 from ..errors import AutoeideticError, InputError, TaskError
 from ..plan.call_plan import ATTACHED, call_plans
 from ..proof.rehearse import rehearse
@@ -85,11 +86,20 @@ def new_column(
         raise type(error)(
             f"the network cannot be widened: {error.fact}", place=error.place, remedy=error.remedy
         ) from error
-    network.earlier = columns  # type: ignore[assignment]
-    network.column = ColumnRecord(width, like is not None)  # type: ignore[assignment]
+    join(network, columns, ColumnRecord(width, like is not None))
     plan = network.call_plan.plan
     size = int(plan.elements[~network.owners.outside].sum())
     return network, Widened(len(columns), made.width, made.reason, size)
+
+
+def join(network: Any, columns: tuple[Finished, ...], made: ColumnRecord) -> None:
+    """Connect a column with those before it.
+
+    All columns have one lock: two threads that took two of them in different order would wait for
+    each other.
+    """
+    network.earlier, network.column = columns, made
+    network.pass_lock = network.pins.lock = columns[0].network.pass_lock
 
 
 def column_model(
@@ -97,10 +107,17 @@ def column_model(
 ) -> tuple[Column, NarrowCopy]:
     """The model of a new column, with fresh values."""
     first = columns[0].network
-    made = _narrow(first, _checked(width)) if like is None else _given(like)
+    made = _narrow(first, checked_width(width)) if like is None else _given(like, first)
     outputs = [head.layer for head in first.call_plan.heads if head.layer != ATTACHED]
-    with undisturbed(generators="torch"):
-        return Column(made.model, _channels(columns, made.model), outputs), made
+    channels = _channels(columns, made.model)
+    try:
+        with undisturbed(generators="torch"):
+            return Column(made.model, channels, outputs), made
+    except (AttributeError, RuntimeError, TypeError) as error:
+        raise InputError(
+            f"a layer of the new column cannot read earlier ones: {error}",
+            remedy="pass like=, a model of the same structure with layers of torch",
+        ) from error
 
 
 def converted(
@@ -124,7 +141,12 @@ def converted(
     return network
 
 
-def _checked(width: Any) -> float:
+def checked_width(width: Any) -> float:
+    """The width that a user asks for.
+
+    Raises:
+        InputError: it is not a number above 0, up to 1.
+    """
     if isinstance(width, bool) or not isinstance(width, (int, float)) or not 0 < width <= 1:
         raise InputError(
             f"width={width!r} is not a number above 0, up to 1", remedy="pass 0.25, say"
@@ -137,13 +159,21 @@ def _narrow(first: Network, width: float) -> NarrowCopy:
         return narrow_copy(first.backbone, first.examples, width)
 
 
-def _given(like: Any) -> NarrowCopy:
+def _given(like: Any, first: Network) -> NarrowCopy:
+    """A copy of a module that the user passed, on the device and in the type of the network."""
+    remedy = "pass a model of the same structure with other sizes"
     if not isinstance(like, nn.Module):
-        raise InputError(
-            f"like is a {type(like).__qualname__}, not a torch.nn.Module",
-            remedy="pass a model of the same structure with other sizes",
-        )
-    return NarrowCopy(copy.deepcopy(like), 1.0, "")
+        kind = type(like).__qualname__
+        raise InputError(f"like is a {kind}, not a torch.nn.Module", remedy=remedy)
+    if any(isinstance(module, (Guarded, Network)) for module in like.modules()):
+        raise InputError("like is a part of a network", remedy=remedy)
+    if any(parameter.is_meta for parameter in like.parameters()):
+        raise InputError("like is on the meta device", remedy="build it on the CPU")
+    own = next(p for p in first.backbone.parameters() if p.is_floating_point())
+    size = sum(p.numel() for p in like.parameters())
+    whole = sum(p.numel() for p in first.backbone.parameters())
+    share = (size / max(whole, 1)) ** 0.5
+    return NarrowCopy(copy.deepcopy(like).to(own.device, own.dtype), share, "")
 
 
 def _channels(columns: tuple[Finished, ...], model: nn.Module) -> dict[str, int]:

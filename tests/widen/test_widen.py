@@ -157,7 +157,7 @@ def test_timm(name: str) -> None:
 #: One hazard each: what a column might lose.
 HAZARDS = """\
 conv_bn_relu group_norm mixer_block multihead_self transformer_encoder eca lstm called_twice
-weight_norm_by_level std_conv cosine_head_inside two_heads grouped_conv dict_input same_conv
+weight_norm_by_level std_conv two_heads grouped_conv dict_input same_conv
 embedding tied_linear swin_block conv1d transposed_conv squeeze_excite in_place_activation
 """
 
@@ -458,7 +458,7 @@ def test_mistakes() -> None:
         net.prepare_for_task(0, num_classes=2)
     with pytest.raises(TaskError, match="tasks 0 to 0"):
         net(X, task=1)
-    with pytest.raises(TaskError, match="column 1, whose task 0 is task 1"):
+    with pytest.raises(TaskError, match=r"call prepare_for_task\(1\) first"):
         net.finish_task()
 
 
@@ -582,3 +582,172 @@ def test_what_a_column_reads() -> None:
     assert set(column.sources) == {"2", "5"}
     found = laterals([column], (X,), {})
     assert {path: value[0].shape[-1] for path, value in found.items()} == {"2": 8, "5": 8}
+
+
+# -- found by attacks -----------------------------------------------------------------------------
+
+
+class WritesInput(nn.Module):
+    """Changes what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.add_(1)
+        return self.head(self.second(self.first(x).relu()).relu())
+
+
+def test_a_model_that_writes_into_its_input() -> None:
+    net: Any = autoeidetic.convert(WritesInput(), X.clone())
+    net.prepare_for_task(0, num_classes=3)
+    net.finish_task()
+    net.widen(0.5)
+    net.prepare_for_task(1, num_classes=3)
+    net.finish_task()
+    net.eval()
+    given = X.clone()
+    one = net(given, task=1)
+    assert torch.equal(given, X + 1)  # as in a network without columns
+    together = net(X.clone(), task="all")
+    assert torch.equal(together[1], one)
+    assert torch.equal(together[0], net(X.clone(), task=0))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        self.stem, self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.head, self.reentrant = nn.Linear(8, 3), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        block = lambda x: x + self.b(self.a(x).relu())  # noqa: E731
+        if self.training and self.reentrant is not None:
+            x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=self.reentrant)
+        else:
+            x = block(x)
+        return self.head(x)
+
+
+def test_activation_checkpointing() -> None:
+    """Layers run again in the backward pass, and read the same values."""
+    found = []
+    for reentrant in (None, False, True):
+        torch.manual_seed(0)
+        net: Any = autoeidetic.convert(Checkpointed(reentrant), X)
+        net.prepare_for_task(0, num_classes=3)
+        net.finish_task()
+        torch.manual_seed(1)
+        net.widen(0.5)
+        net.prepare_for_task(1, num_classes=3)
+        net.train()
+        net(X).square().sum().backward()
+        found.append({n: p.grad.clone() for n, p in net.named_parameters() if p.grad is not None})
+    assert any("lateral" in name for name in found[0])
+    for other in found[1:]:
+        assert found[0].keys() == other.keys()
+        assert all(torch.allclose(found[0][n], other[n], atol=1e-6) for n in other)
+
+
+def test_an_interrupted_widening_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    life = Life(mlp(), X).learn()
+
+    def interrupted(self: Any, mode: bool = True) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Wide, "train", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            life.net.widen()
+    assert not isinstance(life.net, Wide)
+    life.check()
+    life.learn().widen().learn()
+
+
+def test_columns_share_a_lock(life: Life) -> None:
+    """Two locks, taken in different order by two threads, would wait for each other."""
+    for net in (life.net, copy.deepcopy(life.net)):
+        locks = {id(column.pass_lock) for column in net.columns}
+        assert locks == {id(column.pins.lock) for column in net.columns} == {id(net.pass_lock)}
+
+
+def test_sizes_by_the_names_of_the_model() -> None:
+    model, x = zoo.ZOO["two_heads"]()
+    net: Any = autoeidetic.convert(model, x)
+    names = [head.layer for head in net.call_plan.heads]
+    sizes = dict(zip(names, (2, 5), strict=True))
+    net.prepare_for_task(0, num_classes=sizes)
+    net.finish_task()
+    net.prepare_for_task(1, num_classes=sizes, on_full="widen")
+    net.finish_task()
+    assert net.tasks[1].classes == net.tasks[0].classes == sizes
+
+
+def test_mistakes_leave_the_task_open() -> None:
+    net: Any = autoeidetic.convert(mlp(), X)
+    net.prepare_for_task(0, num_classes=2)
+    with pytest.raises(InputError, match="width=7"):
+        net.prepare_for_task(1, num_classes=2, on_full="widen", width=7)
+    with pytest.raises(InputError, match="revisited"):
+        net.prepare_for_task(1, revisit=0, on_full="widen")
+    assert net.open_task == 0
+    assert not isinstance(net, Wide)
+
+
+def test_frozen_parameters_of_the_model_learn_in_a_column() -> None:
+    model = mlp()
+    for parameter in model[2].parameters():
+        parameter.requires_grad_(False)
+    net: Any = autoeidetic.convert(model, X)
+    net.prepare_for_task(0, num_classes=2)
+    net.finish_task()
+    net.widen(0.5)
+    net.prepare_for_task(1, num_classes=2)
+    assert all(parameter.requires_grad for parameter in net.newest.backbone.parameters())
+
+
+def test_what_users_pass_gets_the_network_itself(life: Life) -> None:
+    net = life.net
+    net.prepare_for_task(4, num_classes=2, on_full="reuse")
+    got: list[Any] = []
+
+    def step(network: Any, batch: Any) -> Any:
+        got.append(network)
+        output = network(batch[0])
+        return F.cross_entropy(output, batch[1]), output, batch[1]
+
+    data = [(X, torch.zeros(6).long())]
+    history = net.train_task(data, step_function=step, max_epochs=1, prune=False, progress=False)
+    assert all(each is net for each in got)
+    assert {epoch.task for epoch in history.epochs} == {history.task} == {4}
+
+
+def test_settings_hooks_and_pickles_in_the_middle(life: Life) -> None:
+    net = life.net
+    net.check_calls = False
+    assert not any(column.check_calls for column in net.columns)
+    net.check_calls = True
+    net.prepare_for_task(4, num_classes=2, on_full="reuse")
+    file = io.BytesIO()
+    torch.save(net, file)
+    file.seek(0)
+    again = torch.load(file, weights_only=False)
+    assert torch.equal(again.eval()(X), net.eval()(X))
+    plain = Life(mlp(), X).learn().net
+    seen: list[Any] = []
+    plain.register_forward_hook(lambda *given: seen.append(len(given)), with_kwargs=True)
+    plain.widen()
+    plain(X, task=0)
+    assert seen == [4]
+
+
+def test_states_are_compared_as_a_whole(life: Life) -> None:
+    state = life.net.state_dict()
+    with pytest.raises(RuntimeError, match="nonsense"):
+        life.net.load_state_dict({**state, "nonsense": torch.zeros(1)})
+    missing = {name: value for name, value in state.items() if name != "columns.0.backbone.0.bias"}
+    found = life.net.load_state_dict(missing, strict=False)
+    assert found.missing_keys == ["columns.0.backbone.0.bias"]
+    life.check()
