@@ -500,10 +500,11 @@ def _divide(network: Any, made: Any) -> None:
     hooks = {name: value for name, value in vars(first).items() if "hook" in name}
     own = {name: network.__dict__[name] for name in hooks}
     own |= {name: value for name, value in vars(network).items() if name not in vars(made)}
-    own["_compiled_call_impl"] = network._compiled_call_impl
+    compiled = {n: v for n, v in vars(network).items() if n == "_compiled_call_impl"}
+    own |= compiled  # of the object that the user has compiled
     own.pop("columns", None)
     before = dict(vars(network))
-    first.__dict__ = {**before, **hooks, "_compiled_call_impl": None}
+    first.__dict__ = {**before, **hooks, **dict.fromkeys(compiled)}
     first.number = numbered(first)
     # what the newest column reads is the first column, which is another object now
     made.earlier = tuple(replace(column, network=first) for column in made.earlier)
