@@ -29,9 +29,13 @@ def earlier_tasks(path: Any) -> tuple[Task, ...]:
         return ()
     with archive.about(path):
         description, _ = archive.read(file)
-        if archive.kind(file) != COLUMNS:
+        if description.get("kind") != COLUMNS:
             return Record.parse(description).tasks
-        networks = [column["network"] for column in description["columns"]]
+        try:
+            networks = [column["network"] for column in description["columns"]]
+        except (KeyError, TypeError) as error:
+            fact = f"the file has columns that no network writes ({error!r})"
+            raise CheckpointError(fact, remedy=_REMEDY) from error
         return tuple(task for each in networks for task in Record.parse(each).tasks)
 
 

@@ -175,7 +175,7 @@ def _computed_weights(
         ]
         keep = _visible(read_by_own, place)
         in_run = {}
-        for level in range(owners.tasks) if _runs_by_level(path, call_plan) else ():
+        for level in range(owners.tasks) if runs_by_level(path, call_plan) else ():
             in_run[level] = _visible([(u, owners.hidden(level, r.rows)) for u, r in found], place)
         if keep or any(in_run.values()):
             result[path] = ComputedWeight(
@@ -201,7 +201,7 @@ def _visible(uses: list[tuple[Use, Tensor]], device: torch.device) -> dict[Use, 
     return {use: mask.to(device) for use, mask in keep.items()}
 
 
-def _runs_by_level(path: str, call_plan: CallPlan) -> bool:
+def runs_by_level(path: str, call_plan: CallPlan) -> bool:
     """Is there a module at or around this path that is run once per level?"""
     return any(
         nested.norms is None and f"{path}.".startswith(f"{nested.module}.")

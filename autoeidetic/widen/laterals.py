@@ -21,6 +21,7 @@ from ..common.torch_modes import recording_paused
 from ..common.undisturbed import undisturbed
 from ..couple.layer_graph import producers
 from ..couple.tables import Read
+from ..enforce.derive_guards import runs_by_level
 from ..enforce.owners import Owners
 from ..errors import EnforcementError, Place
 from ..tasks.answer import want_gradients
@@ -142,7 +143,8 @@ def _sources(network: Network) -> Iterator[tuple[str, Source]]:
             skipped |= {f"{path}.layer", f"{path}.lateral"}
         dim = channel_dim(layer)
         place = f"{inside}{path}"
-        if dim is None or _runs_by_level(place, network):
+        # what runs once for every level gets other inputs each time
+        if dim is None or runs_by_level(place, network.call_plan):
             continue
         name = f"{place}.layer.weight" if output else f"{place}.weight"
         entry = plan.parameters.get(plan.aliases.get(name, name))
@@ -155,12 +157,6 @@ def _sources(network: Network) -> Iterator[tuple[str, Source]]:
             continue
         index = None if bool(seen[:channels].all()) else seen[:channels].nonzero().reshape(-1)
         yield path, Source(place, dim, channels, index)
-
-
-def _runs_by_level(path: str, network: Network) -> bool:
-    """Is the layer inside a module that runs once for every level, on other inputs each time?"""
-    nested = network.call_plan.nested
-    return any(n.norms is None and f"{path}.".startswith(f"{n.module}.") for n in nested)
 
 
 def _visible(owners: Owners, reads: Sequence[Read], last: int, channels: int) -> Tensor | None:
@@ -188,12 +184,8 @@ def column_kwargs(number: int, kwargs: Mapping[str, Any], found: Laterals) -> di
 
 
 def with_column(found: Laterals, column: Finished, args: Any, kwargs: dict[str, Any]) -> Laterals:
-    """What can be read of the columns before, and of one more, which is run for it.
-
-    It runs on copies: a model may write into its inputs.
-    """
+    """What can be read of the columns before, and of one more, which is run for it."""
     result = dict(found)
-    args, kwargs = copies((args, kwargs))
     for path, values in _noted(column, args, kwargs).items():
         if path in found:
             pairs = zip(found[path], values, strict=True)
@@ -202,9 +194,14 @@ def with_column(found: Laterals, column: Finished, args: Any, kwargs: dict[str, 
     return result
 
 
-def copies(arguments: Any) -> Any:
-    """The same arguments, with tensors that nobody else has."""
-    return pytree.tree_map_only(Tensor, Tensor.clone, arguments)
+def copies(args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The same arguments with tensors that nobody else has: a model may write into its inputs.
+
+    What a column reads of others is only read, and is not copied.
+    """
+    own = {name: value for name, value in kwargs.items() if name != KEYWORD}
+    args, own = pytree.tree_map_only(Tensor, Tensor.clone, (args, own))
+    return args, {**kwargs, **own}
 
 
 def _noted(column: Finished, args: Any, kwargs: dict[str, Any]) -> Laterals:
@@ -216,12 +213,11 @@ def _noted(column: Finished, args: Any, kwargs: dict[str, Any]) -> Laterals:
             network.before_pass(args, kwargs)
         harmless = network.free.made_harmless(network.spreads) if network.diverged() else None
         with harmless or nullcontext():
-            spare = copies((args, kwargs))
-            notes = _run(column, args, kwargs)
+            notes = _run(column, *copies(args, kwargs))
             overwritten = {note.path for note in notes if note.changed} - column.overwritten
             if overwritten:  # in a call that no example has shown
                 column.overwritten.update(overwritten)
-                notes = _run(column, *spare)
+                notes = _run(column, *copies(args, kwargs))
     found: dict[str, list[Tensor]] = {path: [] for path in column.sources}
     for note in notes:
         found[note.path].append(note.value)

@@ -111,7 +111,7 @@ class Wide:
         for number, column in enumerate(self.columns):
             own = column_kwargs(number, kwargs, found)
             last = number == len(self.columns) - 1
-            yield (column, args, own) if last else (column, *copies((args, own)))
+            yield (column, args, own) if last else (column, *copies(args, own))
             if not last:
                 found = uncompiled(with_column, found, self.newest.earlier[number], args, own)
 
@@ -177,6 +177,8 @@ class Wide:
         if on_full == "widen" and is_full(self.newest):
             opening.opened(self.newest, len(self.newest.tasks), num_classes, title, None, on_full)
             widen_for_task(self, width, revisit)
+        # a column never widens itself
+        on_full = "raise" if on_full == "widen" else on_full
         with self._in_newest():
             self.newest.prepare_for_task(
                 len(self.newest.tasks), num_classes, title, revisit=revisit, on_full=on_full

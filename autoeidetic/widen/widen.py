@@ -36,7 +36,8 @@ class Widened:
 
     ``width`` is the share of the model's units that the new column has, which may be another one
     than was asked for: whole attention heads, convolution groups. ``reason``: why the column has
-    the full width, if it has. ``parameters``: its own, those that read earlier columns included,
+    the full width, if it has. With ``like=`` the width is an estimate from the numbers of
+    parameters. ``parameters``: its own, those that read earlier columns included,
     output layers not.
     """
 
