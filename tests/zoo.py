@@ -10,6 +10,8 @@ answer about it shows in the output.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import re
 from collections.abc import Callable
@@ -1625,6 +1627,85 @@ class CalledOnTwoStreams(Tiny):
     def forward(self, x: Tensor) -> Tensor:
         both = torch.cat([self.shared(self.left(x)), self.shared(self.right(x))], 1)
         return self.head(self.after(F.relu(both)))
+
+
+@hazard(vector)
+class StatisticsOfInputAndHidden(Tiny):
+    """One batch norm on the input and on a hidden value."""
+
+    def layers(self) -> dict[str, Any]:
+        return {
+            "norm": nn.BatchNorm1d(6, affine=False),
+            "first": nn.Linear(6, 6),
+            "head": nn.Linear(6, 3),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.first(self.norm(x))).relu())
+
+
+@hazard(vector)
+class StatisticsBesideTheInput(Tiny):
+    """A batch norm over channels of the input and of a layer."""
+
+    def layers(self) -> dict[str, Any]:
+        return {
+            "first": nn.Linear(6, 8),
+            "norm": nn.BatchNorm1d(14, affine=False),
+            "head": nn.Linear(14, 3),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(torch.cat([x, self.first(x)], 1)).relu())
+
+
+class SharedStatistics(Tiny):
+    """A batch norm on two values whose channels do not correspond one to one."""
+
+    def __init__(self, affine: bool, order: int) -> None:
+        self.affine, self.order = affine, order
+        super().__init__()
+
+    def layers(self) -> dict[str, Any]:
+        return {
+            "many": nn.Linear(6, 8),
+            "one": nn.Linear(6, 1),
+            "four": nn.Linear(6, 4),
+            "other": nn.Linear(6, 4),
+            "norm": nn.BatchNorm1d(8, affine=self.affine),
+            "head": nn.Linear(8, 3),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.many(x), self.one(x).expand(-1, 8)
+        if self.order == 1:
+            first, second = second, first
+        if self.order == 2:
+            first, second = self.four(x).repeat(1, 2), self.other(x).repeat_interleave(2, 1)
+        return self.head(self.norm(first).relu() + self.norm(second).sigmoid().flip(1))
+
+
+for _affine, _order in itertools.product((False, True), range(3)):
+    register(
+        f"shared_statistics_{_order}{'_affine' if _affine else ''}",
+        vector,
+        functools.partial(SharedStatistics, _affine, _order),
+    )
+
+
+@hazard(vector)
+class StatisticsReadElsewhere(Tiny):
+    """The model computes with running statistics itself."""
+
+    def layers(self) -> dict[str, Any]:
+        return {
+            "first": nn.Linear(6, 8),
+            "norm": nn.BatchNorm1d(8),
+            "head": nn.Linear(8, 3),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.first(x)).relu() + self.norm.running_mean.flip(0))
 
 
 @hazard(vector)

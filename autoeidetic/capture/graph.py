@@ -44,7 +44,8 @@ class Capture:
 
     ``way`` is "meta" or "real", ``types`` the class of every module by its path. Each analysed call
     has the structure of its output in ``outputs``, its own number in ``roots`` (the first of every
-    ``scope`` in it), and what its code has read out of tensors in ``decisions``.
+    ``scope`` in it), and what its code has read out of tensors in ``decisions``. ``folded`` are the
+    buffers from which constants were computed, which the graph does not show.
     """
 
     graph: fx.Graph
@@ -53,6 +54,7 @@ class Capture:
     aliases: dict[str, str]
     buffers: dict[str, Tensor]
     constants: dict[str, Tensor]
+    folded: frozenset[str]
     calls: dict[int, ModuleCall]
     types: dict[str, str]
     outputs: tuple[Any, ...]

@@ -46,6 +46,7 @@ class Recorder:
         self.module_calls = ModuleCalls(stack, self._writer, self._aliases)
         self.decisions = DecisionLog(way == "real", self._writer.place)
         self._execution = Execution(way, self.names)
+        self._folded: set[str] = set()
 
     # -- calls of the model ------------------------------------------------------------
 
@@ -86,6 +87,7 @@ class Recorder:
             aliases=self.names.aliases,
             buffers=self.names.buffers,
             constants=self._writer.constants,
+            folded=frozenset(self._folded),
             calls=calls,
             types=self.names.types,
             outputs=outputs,
@@ -152,6 +154,8 @@ class Recorder:
     def _constant(self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any]) -> Any:
         output = self._execution.constant(func, schema, args, kwargs)
         sources = leaves(args, Tensor)
+        named = self.names.buffer_names
+        self._folded |= {named[id(t)] for t in leaves((args, kwargs), Tensor) if id(t) in named}
         for tensor in leaves(output, Tensor):
             self._aliases.add_constant(tensor, sources)
         return output

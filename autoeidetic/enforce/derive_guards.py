@@ -150,7 +150,8 @@ def _running_statistics(
             if len(owned) == 1:
                 owned = owned.expand(units.shape[0])
             active = (~owned).nonzero().reshape(-1)
-            result[path] = RunningStatistics(runtime, active.to(device(path)))
+            alone = name not in call_plan.plan.spread
+            result[path] = RunningStatistics(runtime, active.to(device(path)), alone)
     return result
 
 

@@ -191,5 +191,10 @@ class Owners:
         )
 
     def owned(self, units: Tensor) -> Tensor:
-        """Which elements of a tensor of units belong to a finished task (sizes 1 kept)."""
-        return torch.from_numpy(self.task)[core(units)] != FREE
+        """Which elements of a tensor of units belong to a finished task (sizes 1 kept).
+
+        Statistics of the input and of constants (unit 0) belong to the first one.
+        """
+        small = core(units)
+        found = torch.from_numpy(self.task)[small] != FREE
+        return found | (small == 0) if (self.task != FREE).any() else found

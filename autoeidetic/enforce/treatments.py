@@ -209,11 +209,13 @@ def _candidates(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[int | str,
 class RunningStatistics(_Treatment):
     """Keeps channels of finished tasks on their running statistics, in training as well.
 
-    ``active`` is the index of the channels that no finished task owns.
+    ``active`` is the index of the channels that no finished task owns. ``alone``: the other values
+    are frozen with their statistics, so that they need no gradient.
     """
 
     runtime: Runtime
     active: Tensor
+    alone: bool
     functions: ClassVar[frozenset[Any]] = frozenset(
         {F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm}
     )
@@ -233,9 +235,8 @@ class RunningStatistics(_Treatment):
         )
         # in the run of a level that does not learn, nothing is updated
         active = self.active[:0] if self.runtime.settled else self.active
-        return kernel(
-            x, mean, var, weight, bias, momentum, eps, active, restrict=self.runtime.restrict
-        )
+        restrict = self.alone and self.runtime.restrict
+        return kernel(x, mean, var, weight, bias, momentum, eps, active, restrict=restrict)
 
 
 def _norm_arguments(func: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:

@@ -36,8 +36,9 @@ class Plan:
 
     ``groups`` are those of the backbone. ``outside`` marks the units of heads and of unused
     parameters, ``locked`` those that every task needs. ``constants`` are buffers that follow no
-    unit, ``aliases`` the other names of shared parameters. ``graph`` is the layer graph,
-    ``blocks`` the group of a convolution that each unit passes through.
+    unit, ``spread`` those whose elements serve several units, ``aliases`` the other names of shared
+    parameters. ``graph`` is the layer graph, ``blocks`` the group of a convolution that each unit
+    passes through.
     """
 
     units: int
@@ -52,6 +53,7 @@ class Plan:
     outside: Array
     locked: Array
     constants: tuple[str, ...]
+    spread: frozenset[str]
     aliases: dict[str, str]
     graph: nx.DiGraph
     blocks: Array
@@ -74,6 +76,7 @@ class Plan:
             outside=structure.outside,
             locked=structure.locked_units,
             constants=_constants(capture, coupling.buffers),
+            spread=frozenset(coupling.propagation.algebra.spread),
             aliases=dict(capture.aliases),
             graph=structure.graph,
             blocks=blocks_of(coupling.parameters.values(), coupling.units),

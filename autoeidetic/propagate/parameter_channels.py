@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,7 +41,9 @@ class ParameterChannels(Tags):
     """Channels of parameter elements; -1 marks an element that nothing has used yet.
 
     ``roles`` has the node that first used a parameter in a role. ``rests`` are the channels that
-    :meth:`complete` gave to elements that nothing had used.
+    :meth:`complete` gave to elements that nothing had used. ``followed`` are the buffers whose
+    elements were used channel by channel, with the node; ``spread`` those whose elements serve
+    several channels.
     """
 
     channels_of: dict[str, Tensor] = field(default_factory=dict)
@@ -48,6 +51,8 @@ class ParameterChannels(Tags):
     roles: dict[tuple[str, str], int] = field(default_factory=dict)
     reads: list[WeightRead] = field(default_factory=list)
     buffers: dict[str, Tensor] = field(default_factory=dict)
+    followed: set[tuple[str, int]] = field(default_factory=set)
+    spread: set[str] = field(default_factory=set)
     rests: list[int] = field(default_factory=list)
 
     def role(self, value: Value, role: str) -> None:
@@ -279,8 +284,31 @@ class ParameterChannels(Tags):
         if buffer is not None and buffer.buffer:
             known = self.buffers.get(buffer.buffer)
             if known is not None:
-                self.combine(known, channels, channels.shape)
+                channels = self._required(buffer.buffer, known, channels)
             self.buffers[buffer.buffer] = channels
+            self.followed.add((buffer.buffer, self.index))
+
+    def _required(self, name: str, known: Tensor, channels: Tensor) -> Tensor:
+        """The channels of elements that two calls use: of each pair the one that both require.
+
+        An element is frozen as soon as a channel of either call is. Where a call has constants
+        (0), every task needs the element.
+        """
+        #     first call   9 9 9     second call   4 5 6     4, 5 and 6 require 9    9 9 9
+        #     first call   1 2 3     second call   4 5 6     joined                  1 2 3
+        #     first call   1 1 2     second call   4 5 4     all four are one unit   1 1 1
+        first, second = (self.channels.find(tags.numpy()) for tags in (known, channels))
+        self.combine(known, channels, channels.shape)
+        constant = (first == 0) | (second == 0)
+        pairs = np.unique(np.stack([first, second])[:, (first != second) & ~constant], axis=1)
+        one, other = (np.bincount(side, minlength=self.channels.count) for side in pairs)
+        crossed = (one[pairs[0]] > 1) & (other[pairs[1]] > 1)
+        self.channels.join(pairs[0, crossed], pairs[1, crossed], self.index)
+        required = np.where(one[first] == 1, second, first)
+        required[constant] = 0
+        if not np.array_equal(self.channels.find(first), self.channels.find(second)):
+            self.spread.add(name)
+        return torch.from_numpy(self.channels.find(required))
 
     def adopt(self, value: Value, tags: Tensor, shape: tuple[int, ...]) -> None:
         """Give the elements of a parameter the channels that they are combined with."""

@@ -90,6 +90,8 @@ class _Interpreter:
     unhandled: list[Unhandled] = field(default_factory=list)
     read_by_python: list[fx.Node] = field(default_factory=list)
     sources: dict[fx.Node, frozenset[str] | None] = field(default_factory=dict)
+    #: buffers that some operator does not use channel by channel: every task needs all of them
+    read_by_all: set[str] = field(default_factory=set)
 
     def run(self) -> None:
         for node in self.capture.graph.nodes:
@@ -101,6 +103,8 @@ class _Interpreter:
                 # for its cache: filled node by node, the recursion in it is never deep
                 self._parameters_in(node)
                 self.values[node] = self._evaluate(node)
+        for name in self.read_by_all | self.capture.folded:
+            self.algebra.buffers.pop(name, None)
 
     def _evaluate(self, node: fx.Node) -> Any:
         if node.op == "placeholder":
@@ -127,13 +131,18 @@ class _Interpreter:
         kwargs = {k: lookup(a, self.values) for k, a in node.kwargs.items()}
         self.operators[operator_name(node)] += 1
         operands = leaves((args, kwargs), Value)
+        used = {value.buffer for value in operands if value.buffer}
         if all(v.is_constant for v in operands):  # no rule is needed: the result is constant
+            self.read_by_all |= used
             return self._constant_results(node)
         if node.meta.get("read_by_python"):
             self.read_by_python.append(node)
         result = apply_rule(self.algebra, node, args, kwargs)
         if result is None:
             result = self._without_rule(node, args, kwargs)
+        self.read_by_all |= {
+            name for name in used if (name, self.algebra.index) not in self.algebra.followed
+        }
         self._check(node, result)
         self._follow_mixtures(node, result)
         return self._with_source(node, result)
