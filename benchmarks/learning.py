@@ -7,6 +7,8 @@
     python benchmarks/learning.py pretrained
     python benchmarks/learning.py scores --data cifar     # every score at the same capacity
     python benchmarks/learning.py kills                   # a job that is killed thirty times
+    python benchmarks/learning.py widen                   # thirty tasks in a network that widens
+    python benchmarks/learning.py whole                   # a pretrained model keeps every unit
 
 Data are read from --data-directory, AUTOEIDETIC_DATA or ../shared/data. Every run has a directory
 below --into (benchmarks/runs), where it resumes after a stop. Results are written to
@@ -26,7 +28,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
-from torch import nn
 
 import autoeidetic
 from autoeidetic.commands.benchmark.runner import Record, setting
@@ -36,7 +37,9 @@ from benchmarks import learning_data as data
 from benchmarks import learning_kills as kills
 from benchmarks import learning_models as models
 from benchmarks import learning_scores as score_curves
+from benchmarks import learning_widen as widen
 from benchmarks.learning_report import table
+from benchmarks.learning_run import learned
 
 PAPER = 0.9831  # the paper's average accuracy on ten tasks of permuted MNIST
 SCORES = ("l1", "l2", "taylor", "hybrid")
@@ -88,65 +91,11 @@ def typed(options: argparse.Namespace) -> Iterator[str]:
     yield options.command
     for flag, about in {"--seed": {"default": 0}, **ARGUMENTS.get(options.command, {})}.items():
         value = getattr(options, flag.strip("-").replace("-", "_"))
-        if value != about["default"]:
+        if value is True:
+            yield flag
+        elif value != about["default"]:
             shown = value if isinstance(value, (list, tuple)) else [value]
             yield " ".join([flag, *map(str, shown)])
-
-
-# -- a sequence of tasks ---------------------------------------------------------------------------
-
-
-def learned(
-    options: argparse.Namespace,
-    name: str,
-    build: Callable[[], nn.Module],
-    tasks: Sequence[data.TaskData],
-    batch_size: int,
-    optimizer: Callable[[autoeidetic.EideticNet], torch.optim.Optimizer],
-    *,
-    transform: Any = None,
-    convert: dict[str, Any] | None = None,
-    task_settings: Callable[[int], dict[str, Any]] = lambda task: {},
-    **settings: Any,
-) -> tuple[autoeidetic.EideticNet, autoeidetic.Run, Record]:
-    """Run ``autoeidetic.learn`` and record the results.
-
-    ``task_settings`` returns the settings of a task that differ from the common ones.
-    """
-    torch.manual_seed(options.seed)
-    net = autoeidetic.convert(build(), tasks[0].train.x[:2], **(convert or {}))
-    lessons = [
-        autoeidetic.Lesson(
-            train=data.Batches(*task.train, batch_size, transform=transform),
-            test=data.Batches(*task.test, 500, shuffle=False),
-            classes=task.classes,
-            name=task.name,
-            settings=task_settings(number),
-        )
-        for number, task in enumerate(tasks)
-    ]
-    run = autoeidetic.learn(
-        net,
-        lessons,
-        options.into / f"{name}-seed{options.seed}",
-        optimizer=lambda _: optimizer(net),
-        progress=not options.quiet,
-        **settings,
-    )
-    matrix = run.matrix
-    record = {
-        "accuracy": [list(row) for row in matrix.rows],
-        "average": matrix.average(),
-        "backward transfer": matrix.backward_transfer() if len(tasks) > 1 else 0.0,
-        "bitwise": run.bitwise.to_dict(),
-        "verified": net.verify(tasks[0].test.x[:64]).ok,
-        "capacity": list(net.capacity().tasks),
-        "free": net.capacity().free,
-        "seconds": sum(row["seconds"] for row in run.rows),
-        "epochs": len(run.rows),
-        "config": run.config,
-    }
-    return net, run, record
 
 
 # -- the commands ----------------------------------------------------------------------------------
@@ -374,6 +323,8 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], Record]] = {
     "pretrained": pretrained,
     "scores": scores,
     "kills": killed,
+    "widen": widen.permuted,
+    "whole": widen.whole,
 }
 _PRUNING = {"default": "hybrid", "help": "pruning score"}
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -423,6 +374,35 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "--seeds": {"type": int, "default": 5, "help": "how many, from --seed on"},
     },
     "kills": {"--kills": {"type": int, "default": 30}},
+    "widen": {
+        "--tasks": {"type": int, "default": 30},
+        "--width": {"type": float, "default": 0.5, "help": "of the columns"},
+        "--lr": {"type": float, "default": 1e-3},
+        "--most": {"type": float, "default": 0.75, "help": "share of the units that is pruned"},
+        "--tolerance": {"type": float, "default": 0.008},
+        "--epochs": {"type": int, "default": 7},
+        "--settle-epochs": {"type": int, "default": 2},
+        "--others": {"type": int, "default": 5, "help": "how many separate networks"},
+        "--validate": {
+            "action": "store_true",
+            "default": False,
+            "help": "other orders of pixels, and training images that are held back as the test",
+        },
+    },
+    "whole": {
+        "--size": {"type": int, "default": 224},
+        "--width": {"type": float, "default": 0.25, "help": "of the column"},
+        "--lr": {"type": float, "default": 1e-3, "help": "of the column"},
+        "--head-lr": {"type": float, "default": 3e-3},
+        "--epochs": {"type": int, "default": 8},
+        "--most": {"type": float, "default": 0.6, "help": "share of the units that is pruned"},
+        "--settle-epochs": {"type": int, "default": 2},
+        "--validate": {
+            "action": "store_true",
+            "default": False,
+            "help": "a quarter of the training images is held back as the test",
+        },
+    },
 }
 
 

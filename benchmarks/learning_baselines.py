@@ -68,13 +68,13 @@ def separate(build: Build, tasks: Sequence[TaskData], budget: Budget, first: Pat
     """One network per task: nothing is forgotten, nothing is shared, at full cost."""
     outcome = Outcome("separate networks")
     model, outcome.seconds = _first(build, tasks[0], budget, first)
-    reached = [accuracy(model, *tasks[0].test)]
+    reached = [accuracy(model, *tasks[0].seen(tasks[0].test))]
     outcome.accuracy.append(list(reached))
     for task in tasks[1:]:
         model = MultiHead(build())
         model.add_head(task.classes)
         outcome.seconds += _learn(model, task, budget, outcome.name)
-        reached.append(accuracy(model, *task.test))
+        reached.append(accuracy(model, *task.seen(task.test)))
         outcome.accuracy.append(list(reached))
     return outcome
 
@@ -90,14 +90,14 @@ def _one_network(
 ) -> Outcome:
     outcome = Outcome(name)
     model, outcome.seconds = _first(build, tasks[0], budget, first)
-    outcome.accuracy.append([accuracy(model, *tasks[0].test)])
+    outcome.accuracy.append([accuracy(model, *tasks[0].seen(tasks[0].test))])
     if freeze:
         model.freeze_body()
     for number, task in enumerate(tasks[1:], 1):
         model.add_head(task.classes)
         outcome.seconds += _learn(model, task, budget, name)
         seen = enumerate(tasks[: number + 1])
-        outcome.accuracy.append([accuracy(model, *old.test, task=j) for j, old in seen])
+        outcome.accuracy.append([accuracy(model, *old.seen(old.test), task=j) for j, old in seen])
     return outcome
 
 
@@ -120,7 +120,7 @@ def _learn(model: MultiHead, task: TaskData, budget: Budget, label: str) -> floa
     """Train the newest head, and the body unless it is frozen; returns the seconds."""
     optimizer = budget.optimizer(model.trained())
     schedule = budget.schedule(optimizer) if budget.schedule else None
-    loader = Batches(*task.train, budget.batch_size, transform=budget.transform)
+    loader = task.batches(budget.batch_size, budget.transform)
     start = time.perf_counter()
     train_epochs(model, loader, optimizer, budget.epochs, schedule, label=f"{label}: {task.name}")
     return time.perf_counter() - start

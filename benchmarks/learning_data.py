@@ -6,6 +6,7 @@ AUTOEIDETIC_DATA, else from ``../shared/data`` next to the repository.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import os
@@ -13,7 +14,7 @@ import struct
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -59,12 +60,34 @@ class Examples(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskData:
-    """A task: its number of classes, normalised images, labels from 0 to ``classes - 1``."""
+    """A task: its number of classes, normalised images, labels from 0 to ``classes - 1``.
+
+    ``view`` makes the inputs of the task from images that several tasks share.
+    """
 
     name: str
     classes: int
     train: Examples
     test: Examples
+    view: Callable[[Tensor], Tensor] | None = None
+
+    def batches(self, size: int, transform: Transform | None = None) -> Batches:
+        """Batches to train on."""
+        return Batches(*self.train, size, transform=self._seen(transform))
+
+    def test_batches(self) -> Batches:
+        """All test examples, in order."""
+        return Batches(*self.test, 500, shuffle=False, transform=self._seen(None))
+
+    def seen(self, examples: Examples) -> Examples:
+        """Stored examples as the task has them."""
+        return examples if self.view is None else Examples(self.view(examples.x), examples.y)
+
+    def _seen(self, transform: Transform | None) -> Transform | None:
+        view = self.view
+        if view is None:
+            return transform
+        return lambda x, generator: view(x if transform is None else transform(x, generator))
 
 
 @dataclass(frozen=True)
@@ -87,15 +110,15 @@ def permuted_mnist(
     """All ten digits in every task, with the 784 pixels in a different order for each task.
 
     Task 0 has the original order. The other orders are drawn with the seed, one after another, so
-    that a shorter sequence is the beginning of a longer one. Images are flat: (N, 784). Ten tasks
-    take 2.2 GB.
+    that a shorter sequence is the beginning of a longer one. Images are flat: (N, 784), and stored
+    once for all tasks.
     """
     images = mnist(directory)
-    train, test = (normalised(part, images) for part in (images.train, images.test))
+    train, test = (_flat(normalised(part, images)) for part in (images.train, images.test))
     generator = torch.Generator().manual_seed(seed)
     orders = [torch.arange(784)] + [torch.randperm(784, generator=generator) for _ in range(tasks)]
     return [
-        TaskData(f"permutation {number}", 10, _permuted(train, order), _permuted(test, order))
+        TaskData(f"permutation {number}", 10, train, test, functools.partial(_ordered, order))
         for number, order in enumerate(orders[:tasks])
     ]
 
@@ -157,8 +180,22 @@ def normalised(examples: Examples, images: Images) -> Examples:
     return Examples(examples.x.float().div_(255).sub_(mean).div_(std), examples.y)
 
 
-def _permuted(examples: Examples, order: Tensor) -> Examples:
-    return Examples(examples.x.flatten(1).index_select(1, order), examples.y)
+def _flat(examples: Examples) -> Examples:
+    return Examples(examples.x.flatten(1), examples.y)
+
+
+def _ordered(order: Tensor, x: Tensor) -> Tensor:
+    return x.index_select(1, order)
+
+
+def held_back(task: TaskData, share: float) -> TaskData:
+    """The task with the last part of its training images, of every class, as its test."""
+    rows = [(task.train.y == label).nonzero()[:, 0] for label in range(task.classes)]
+    cuts = [len(each) - round(share * len(each)) for each in rows]
+    first = torch.cat([each[:cut] for each, cut in zip(rows, cuts, strict=True)])
+    last = torch.cat([each[cut:] for each, cut in zip(rows, cuts, strict=True)])
+    parts = [Examples(task.train.x[part], task.train.y[part]) for part in (first, last)]
+    return replace(task, train=parts[0], test=parts[1])
 
 
 # -- files ----------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def vit_tiny_slim(classes: int = 20) -> nn.Module:
     return vit_tiny(classes, depth=6)
 
 
-def efficientnet_lite0(*, directory: Directory = None) -> nn.Module:
+def efficientnet_lite0(*, directory: Directory = None, frozen_norms: bool = True) -> nn.Module:
     """timm's ``tf_efficientnet_lite0`` with weights and statistics of ImageNet.
 
     Batch norms keep their ImageNet statistics, as usual with 120 images per task: statistics of the
@@ -88,7 +88,7 @@ def efficientnet_lite0(*, directory: Directory = None) -> nn.Module:
     """
     model = timm.create_model("tf_efficientnet_lite0")
     model.load_state_dict(lite0_weights(directory))
-    return timm.layers.freeze_batch_norm_2d(model)
+    return timm.layers.freeze_batch_norm_2d(model) if frozen_norms else model
 
 
 NETWORKS = {

@@ -119,23 +119,45 @@ def test_names_of_pairs(files: Path) -> None:
 def test_permuted_tasks_hold_the_same_pixels_in_orders_of_their_own(files: Path) -> None:
     tasks = data.permuted_mnist(3, seed=4, directory=files)
     first = data.read_idx(files / data.MNIST / "train-images-idx3-ubyte.gz").flatten(1)
-    assert torch.equal(original(tasks[0].train.x, 0.1307, 0.3081).byte(), first)
-    for task in tasks[1:]:
+    train, test = ([task.seen(part(task)) for task in tasks] for part in (_train, _test))
+    assert torch.equal(original(train[0].x, 0.1307, 0.3081).byte(), first)
+    for task, seen in zip(tasks[1:], train[1:], strict=True):
         assert task.classes == 10
-        assert not torch.equal(task.train.x, tasks[0].train.x)
-        assert torch.equal(task.train.x.sort(1).values, tasks[0].train.x.sort(1).values)
-        assert torch.equal(task.train.y, tasks[0].train.y)
-    columns = [(tasks[1].train.x == column[:, None]).all(0) for column in tasks[0].train.x.T]
+        assert not torch.equal(seen.x, train[0].x)
+        assert torch.equal(seen.x.sort(1).values, train[0].x.sort(1).values)
+        assert torch.equal(seen.y, train[0].y)
+    columns = [(train[1].x == column[:, None]).all(0) for column in train[0].x.T]
     order = torch.stack(columns).int().argmax(0)
-    assert torch.equal(tasks[1].test.x, tasks[0].test.x[:, order]), "test: the same order"
+    assert torch.equal(test[1].x, test[0].x[:, order]), "test: the same order"
+    x, y = next(iter(tasks[1].test_batches()))
+    assert torch.equal(x, test[1].x[: len(y)])
 
 
 def test_permutations_follow_the_seed(files: Path) -> None:
-    short, long = (data.permuted_mnist(n, seed=1, directory=files) for n in (2, 3))
-    other = data.permuted_mnist(2, seed=2, directory=files)
-    assert all(torch.equal(a.train.x, b.train.x) for a, b in zip(short, long, strict=False))
-    assert not torch.equal(short[1].train.x, other[1].train.x)
-    assert not torch.equal(long[1].train.x, long[2].train.x)
+    sizes = ((2, 1), (3, 1), (2, 2))
+    found = [data.permuted_mnist(n, seed=seed, directory=files) for n, seed in sizes]
+    short, long, other = ([task.seen(task.train).x for task in tasks] for tasks in found)
+    assert all(torch.equal(a, b) for a, b in zip(short, long, strict=False))
+    assert not torch.equal(short[1], other[1])
+    assert not torch.equal(long[1], long[2])
+
+
+def test_training_images_are_held_back(files: Path) -> None:
+    task = data.split_mnist(directory=files)[0]
+    found = data.held_back(task, 0.25)
+    assert len(found.train.y) + len(found.test.y) == len(task.train.y)
+    assert 0 < len(found.test.y) < len(found.train.y)
+    both = torch.cat([found.train.x, found.test.x]).flatten(1).sum(1).sort().values
+    assert torch.equal(both, task.train.x.flatten(1).sum(1).sort().values)
+    assert set(found.test.y.tolist()) == {0, 1}
+
+
+def _train(task: data.TaskData) -> data.Examples:
+    return task.train
+
+
+def _test(task: data.TaskData) -> data.Examples:
+    return task.test
 
 
 def test_cifar_classes_are_divided_in_an_order_of_the_seed(files: Path) -> None:
