@@ -137,7 +137,7 @@ def parameters_of_tasks(net: Any) -> list[int]:
     for column in net.networks:
         plan = column.call_plan.plan
         size = int(plan.elements[~column.owners.outside].sum())
-        heads = [sum(p.numel() for p in head.parameters()) for head in column.heads]
+        heads = [sum(p.numel() for p in head.parameters()) for head in column.heads.values()]
         shares = column.capacity().tasks
         found += [round(s * size) + h for s, h in zip(shares, heads, strict=True)]
     return found

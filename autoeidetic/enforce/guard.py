@@ -53,6 +53,7 @@ class Runtime:
     counting: bool = True  # runs of guarded modules are counted, also in compiled parts
     features: dict[str, torch.Tensor] | None = None
     stock_norms: bool = False  # norms per level are computed by stock operators, up to rounding
+    prepared: bool = False  # guards and pinned values are in place for the passes that come
 
 
 @dataclass

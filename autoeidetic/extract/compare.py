@@ -18,6 +18,7 @@ from ..capture.graph import place as place_of
 from ..common.inputs import CallInputs
 from ..common.undisturbed import undisturbed
 from ..errors import ExtractionError, Place
+from ..tasks.network import Network
 from .extents import Extent, cut, holds
 from .writer import Writer
 
@@ -44,9 +45,9 @@ class _Precisions(TorchDispatchMode):
         return result
 
 
-def can_double(model: nn.Module) -> bool:
+def can_double(network: Network) -> bool:
     """Can a model be compared in double precision? It needs memory, and one type of its own."""
-    tensors = [*model.parameters(), *model.buffers()]
+    tensors = [t for each in network.networks for t in (*each.parameters(), *each.buffers())]
     if len({t.dtype for t in tensors if t.is_floating_point()}) > 1:
         return False  # casts between types would have to be told from casts that the model wants
     elements = sum(t.numel() for t in tensors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -21,23 +22,36 @@ _VIEW = torch.ops.aten.view.default
 
 
 def parameters(network: Network, tasks: Sequence[int], headless: bool) -> int:
-    """The parameters of the model, with the heads of these tasks in place of its own."""
-    own = {name for head in network.call_plan.heads for name in head.parameters}
-    sizes = {name: p.numel() for name, p in network.backbone.named_parameters()}
+    """The parameters of the model, with the heads of these tasks in place of its own.
+
+    Of a widened network, those of the columns that the tasks need.
+    """
+    return sum(_parameters(*column, headless) for column in network.by_column(tasks))
+
+
+def _parameters(column: Network, tasks: Sequence[int], headless: bool) -> int:
+    own = {name for head in column.call_plan.heads for name in head.parameters}
+    sizes = {name: p.numel() for name, p in column.backbone.named_parameters()}
     body = sum(size for name, size in sizes.items() if name not in own)
     if headless:
         return body
     kept = sum(size for name, size in sizes.items() if name in own)
     heads = [
-        sum(p.numel() for p in network.heads[str(task)].parameters()) for task in {*tasks}
+        sum(p.numel() for p in column.heads[str(task)].parameters()) for task in {*tasks}
     ]  # a task that keeps the model's own head has none
     return body + sum(made or kept for made in heads)
 
 
-def of_network(network: Network, inputs: CallInputs) -> int:
-    """Multiply-adds of the bare model, for one input."""
-    model = network.backbone
-    with network.unguarded():
+def of_network(network: Network, tasks: Sequence[int], inputs: CallInputs) -> int:
+    """Multiply-adds of the bare model, or of the columns that tasks need, for one input."""
+    needed = len(network.by_column(tasks))
+    calls = islice(network.column_calls(inputs.args, inputs.kwargs), needed)
+    return sum(_of_column(column, CallInputs(args, kwargs)) for column, args, kwargs in calls)
+
+
+def _of_column(column: Network, inputs: CallInputs) -> int:
+    model = column.backbone
+    with column.unguarded():
         with undisturbed(model, evaluate=True, gradients=False, quiet=True):
             graph = capture(model, inputs).module()
         run = partial(model, *inputs.args, **inputs.kwargs)

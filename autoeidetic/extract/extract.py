@@ -79,7 +79,9 @@ def costs_before(network: Network) -> tuple[int, int]:
     """Parameters and multiply-adds of the model itself."""
     asked = _whole_model(network)
     parameters = costs.parameters(network, asked.answering, asked.headless)
-    return parameters, costs.of_network(network, _inputs(network, _rows(network, asked)))
+    return parameters, costs.of_network(
+        network, asked.answering, _inputs(network, _rows(network, asked))
+    )
 
 
 def _whole_model(network: Network) -> Asked:
@@ -106,7 +108,7 @@ def _extract(network: Network, asked: Asked) -> Program:
             tasks=asked.names,
             parameters_before=costs.parameters(network, asked.answering, asked.headless),
             parameters_after=sum(found.attributes[name].numel() for name in found.trainable),
-            multiply_adds_before=costs.of_network(source, inputs),
+            multiply_adds_before=costs.of_network(source, asked.answering, inputs),
             multiply_adds_after=costs.multiply_adds(found.module(), finish.arguments(inputs).args),
             difference=compared.difference,
             compared_in="float64" if double else finish.type_name(compare.only_type(network)),
@@ -148,7 +150,7 @@ def _answered(network: Network, asked: Asked) -> Iterator[int | None]:
     A few rows are enough, unless the model only takes the batch size of its example, or its inputs
     have no batch.
     """
-    for rows in dict.fromkeys((reference.few_rows(network), None)):
+    for rows in dict.fromkeys((reference.few_rows(network.networks[0]), None)):
         with suppress(Exception):  # the model's own code may raise anything
             _pass(network, asked).answer(_inputs(network, rows), stock_norms=True)
             yield rows
@@ -156,14 +158,16 @@ def _answered(network: Network, asked: Asked) -> Iterator[int | None]:
 
 def _copied(network: Network) -> Network:
     source = copy.deepcopy(network)
-    for parameter in source.parameters():
-        if parameter.is_floating_point() or parameter.is_complex():
-            # those of a program can be trained; for others torch runs operators without gradient
-            parameter.requires_grad_(True)
-    if source.diverged():  # what finished tasks do not read; NaN times zero would be NaN
-        with torch.no_grad():
-            for tensor in source.trained_tensors().values():
-                tensor.nan_to_num_(0, 0, 0)
+    for each in source.networks:
+        for parameter in each.parameters():
+            if parameter.is_floating_point() or parameter.is_complex():
+                # those of a program can be trained; for others torch runs operators without
+                # gradient
+                parameter.requires_grad_(True)
+        if each.diverged():  # what finished tasks do not read; NaN times zero would be NaN
+            with torch.no_grad():
+                for tensor in each.trained_tensors().values():
+                    tensor.nan_to_num_(0, 0, 0)
     return source
 
 
@@ -271,13 +275,13 @@ def _check(network: Network) -> None:
         ExtractionError: it cannot.
     """
     network.follow()
-    tensors = [*network.backbone.parameters(), *network.backbone.buffers()]
-    if any(tensor.is_meta for tensor in tensors):
+    bodies = [each.backbone for each in network.networks]
+    if any(t.is_meta for body in bodies for t in (*body.parameters(), *body.buffers())):
         raise ExtractionError(
             "the network is on the meta device, so there are no values to extract",
             remedy="load it on the CPU or another device",
         )
-    if network.call_plan.looks:
+    if any(each.call_plan.looks for each in network.networks):
         raise ExtractionError(
             "the model's Python code looks at data, so its path depends on the inputs; a program "
             "has one path",
@@ -288,13 +292,14 @@ def _check(network: Network) -> None:
             "extract() was called inside of a torch.func transform",
             remedy="extract first, and transform the program",
         )
-    if network.diverged():
-        network.pins.impose()
+    for each in network.networks:
+        if each.diverged():
+            each.pins.impose()
 
 
 def _inputs(network: Network, rows: int | None) -> CallInputs:
     """Inputs like the first example, or some rows of it, with values."""
-    args, kwargs = reference.inputs(network, rows)
+    args, kwargs = reference.inputs(network.networks[0], rows)
     device = device_of(network.backbone, "")
     args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.to(device), (args, kwargs))
     return CallInputs(args, kwargs)

@@ -61,21 +61,23 @@ class TaskPass(nn.Module):
         self._last = SimpleNamespace(output=None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        runtime = self.network.runtime
-        runtime.stock_norms = True
-        try:
-            self._last.output = self._answer_to(*args, **kwargs)
-        finally:
-            runtime.stock_norms = False
+        self._last.output = self._answer_to(args, kwargs, stock_norms=True)
         return self._last.output
 
-    def _answer_to(self, *args: Any, **kwargs: Any) -> Any:
-        if self.headless:
-            return [plain_pass(self.network, self.tasks, args, kwargs)]
-        if not self.routes:
-            return self.network.bare_answers(self.tasks, args, kwargs)
-        found = routed(self.network, args, kwargs)
-        return {"task": found.task, "label": found.label, "scores": found.scores}
+    def _answer_to(self, args: Any, kwargs: Any, *, stock_norms: bool) -> Any:
+        runtimes = [each.runtime for each in self.network.networks]
+        try:
+            for runtime in runtimes:
+                runtime.stock_norms, runtime.prepared = stock_norms, True
+            if self.headless:
+                return [plain_pass(self.network, self.tasks, args, kwargs)]
+            if not self.routes:
+                return self.network.bare_answers(self.tasks, args, kwargs)
+            found = routed(self.network, args, kwargs)
+            return {"task": found.task, "label": found.label, "scores": found.scores}
+        finally:
+            for runtime in runtimes:
+                runtime.stock_norms = runtime.prepared = False
 
     def answer(
         self,
@@ -93,8 +95,7 @@ class TaskPass(nn.Module):
         with quiet(network, seed):
             if analysed:
                 network.before_pass(inputs.args, inputs.kwargs, passing=True)
-            run = self.forward if stock_norms else self._answer_to
-            return run(*inputs.args, **inputs.kwargs)
+            return self._answer_to(inputs.args, inputs.kwargs, stock_norms=stock_norms)
 
     def capture(self, inputs: CallInputs) -> Capture:
         """The graph of one call, in eval mode; the network stays as it is.
@@ -121,7 +122,8 @@ class TaskPass(nn.Module):
                 found = capture(self, inputs, real=True)
         without_storages(found)
         found = self._with_plain_outputs(found)
-        if len(self.tasks) > 1 and not self.network.call_plan.joint:
+        networks = self.network.networks
+        if len(self.tasks) > 1 and not all(each.call_plan.joint for each in networks):
             merge_equal_nodes(found)
         for node in found.graph.nodes:  # a program runs on any device
             node.kwargs = {k: v for k, v in node.kwargs.items() if k not in _PLACES}

@@ -78,6 +78,8 @@ def eagerly(network: Network, task: int | str | None, args: Any, kwargs: Any) ->
 
 def before_pass(network: Network, args: Any, kwargs: Any, *, passing: bool = False) -> None:
     """What every pass needs first: known modules, a known call, pinned values in place."""
+    if network.runtime.prepared:
+        return
     network.follow()
     if network.check_calls:
         new_calls.meet(network, args, kwargs, passing=passing)

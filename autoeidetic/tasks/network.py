@@ -184,6 +184,10 @@ class Network(nn.Module):
         """
         answer.before_pass(self, args, kwargs, passing=passing)
 
+    def by_column(self, tasks: Sequence[int]) -> list[tuple[Network, list[int]]]:
+        """The columns that tasks need, each with its own numbers of those that live there."""
+        return [(self, list(tasks))]
+
     def answering_task(self, task: int) -> int:
         """The task whose units and head answer for a task."""
         other = self._tasks[task].answered_by

@@ -11,7 +11,7 @@ each, and every method asks the column that the task lives in. New tasks live in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,6 @@ from ..enforce.pass_lock import PassLock, exclusive
 from ..errors import (
     AutoeideticError,
     CheckpointError,
-    ExtractionError,
     InputError,
     TaskError,
 )
@@ -116,7 +115,33 @@ class Wide:
                 found = uncompiled(with_column, found, self.newest.earlier[number], args, own)
 
     def before_pass(self, args: Any, kwargs: Any, *, passing: bool = False) -> None:
-        """Nothing: every column does this for its own call."""
+        """Every column does this for its own call; with ``passing`` at once."""
+        for column, own, named in self.column_calls(args, kwargs) if passing else ():
+            column.before_pass(own, named, passing=True)
+
+    def by_column(self, tasks: Sequence[int]) -> list[tuple[Any, list[int]]]:
+        """The columns that tasks need, each with its own numbers of those that live there."""
+        places = [self._place(task) for task in tasks]
+        last = max(column for column, _ in places)
+        return [
+            (column, [task for where, task in places if where == number])
+            for number, column in enumerate(self.networks[: last + 1])
+        ]
+
+    def bare_answers(self, asked: Sequence[int], args: Any, kwargs: Any) -> list[Any]:
+        """The outputs of several tasks as they come, infinite values and NaN included."""
+        needed, found = self.by_column(asked), []
+        calls = self.column_calls(args, kwargs)
+        # the shorter one first: a column that nobody needs does not run
+        for (_, tasks), (column, own, named) in zip(needed, calls, strict=False):
+            answers = column.bare_answers(tasks, own, named) if tasks else []
+            found.append(dict(zip(tasks, answers, strict=True)))
+        places = [self._place(task) for task in asked]
+        return [found[column][task] for column, task in places]
+
+    def diverged(self) -> bool:
+        """Does a trained tensor of a column hold infinite values or NaN?"""
+        return any(column.diverged() for column in self.columns)
 
     def forward(self, *args: Any, task: int | str | None = None, **kwargs: Any) -> Any:
         if task == "all":
@@ -317,18 +342,6 @@ class Wide:
             tasks=tuple(verdict for each in found for verdict in each.tasks),
             moved=next((each.moved for each in found if each.moved is not None), None),
             random=any(each.random for each in found),
-        )
-
-    def extract(self, task: Any) -> Any:
-        asked = list(task) if isinstance(task, (list, tuple)) else [task]
-        names = [each.name for each in self.columns[0].tasks]
-        if task != "all" and all(
-            each in names if isinstance(each, str) else self._place(each)[0] == 0 for each in asked
-        ):
-            return self.columns[0].extract(task)
-        raise ExtractionError(
-            "tasks of later columns cannot be extracted yet",
-            remedy="save the network, or extract tasks of its first column",
         )
 
     def drawing(self, title: str = "", *, task: Any = None) -> Any:
