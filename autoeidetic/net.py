@@ -100,7 +100,7 @@ class EideticNet(Drawable, Network):
                 task, whose own units and outputs stay as they are; see :meth:`replace_task`.
             on_full: a group without any free unit raises an error ("raise"), or the task reuses
                 the units of earlier tasks there ("reuse"). With "widen" the network is widened
-                (:meth:`widen`) when less than a quarter of a group is free.
+                (:meth:`widen`) when less than half of a group is free.
             width: of the column that ``on_full="widen"`` adds.
 
         Raises:

@@ -376,12 +376,11 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "kills": {"--kills": {"type": int, "default": 30}},
     "widen": {
         "--tasks": {"type": int, "default": 30},
-        "--width": {"type": float, "default": 0.5, "help": "of the columns"},
+        "--width": {"type": float, "default": 1.0, "help": "of the columns"},
         "--lr": {"type": float, "default": 1e-3},
-        "--most": {"type": float, "default": 0.75, "help": "share of the units that is pruned"},
-        "--tolerance": {"type": float, "default": 0.008},
-        "--epochs": {"type": int, "default": 7},
-        "--settle-epochs": {"type": int, "default": 2},
+        "--most": {"type": float, "default": 0.8, "help": "share of the units that is pruned"},
+        "--epochs": {"type": int, "default": 4, "help": "before pruning"},
+        "--settle-epochs": {"type": int, "default": 3, "help": "after it"},
         "--others": {"type": int, "default": 5, "help": "how many separate networks"},
         "--validate": {
             "action": "store_true",

@@ -35,13 +35,11 @@ def permuted(options: argparse.Namespace) -> Record:
     settings: dict[str, Any] = {
         "scheduler": lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, options.epochs),
         "pruning": "hybrid",
-        "step": 0.3,
+        "step": options.most,  # once
         "most": options.most,
-        "tolerance": options.tolerance,
-        "lr_factor": 0.2,
+        "tolerance": 1.0,
         "patience": options.epochs,
         "max_epochs": options.epochs,
-        "recovery_epochs": 1,
         "settle_epochs": options.settle_epochs,
         "score_batches": 40,
     }

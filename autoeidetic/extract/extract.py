@@ -54,6 +54,9 @@ class Asked:
 def extract(network: Network, task: Any) -> Program:
     """See :meth:`autoeidetic.EideticNet.extract`."""
     asked = asked_tasks(network, task)
+    needed = network.by_column(asked.answering)
+    if len(needed) == 1 and not asked.routes:
+        network = needed[0][0]  # the first column has the same tasks, and the user's names
     _check(network)
     return _extract(network, asked)
 

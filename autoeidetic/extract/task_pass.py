@@ -13,6 +13,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -123,7 +124,10 @@ class TaskPass(nn.Module):
         without_storages(found)
         found = self._with_plain_outputs(found)
         networks = self.network.networks
-        if len(self.tasks) > 1 and not all(each.call_plan.joint for each in networks):
+        if len(networks) > 1:
+            _without_copies(found)
+        joint = len(networks) == 1 and networks[0].call_plan.joint
+        if (len(self.tasks) > 1 or self.routes) and not joint:
             merge_equal_nodes(found)
         for node in found.graph.nodes:  # a program runs on any device
             node.kwargs = {k: v for k, v in node.kwargs.items() if k not in _PLACES}
@@ -136,6 +140,14 @@ class TaskPass(nn.Module):
         pairs = zip(nodes, pytree.tree_leaves(returned), strict=True)
         leaves = [leaf if node is ABSENT else node for node, leaf in pairs]
         return replace(found, outputs=pytree.tree_unflatten(leaves, spec))
+
+
+def _without_copies(found: Capture) -> None:
+    """Let all columns read the inputs themselves: nothing is written to in this graph."""
+    for node in found.graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default):
+        if node.args[0].op == "placeholder" and not node.kwargs:
+            node.replace_all_uses_with(node.args[0])
+            found.graph.erase_node(node)
 
 
 class _Initialised(TorchDispatchMode):

@@ -180,8 +180,11 @@ class _Part:
         }
         self._given = given
 
-    def model(self, columns: Sequence[Finished]) -> nn.Module | None:
-        """The model to fill with values; None for a first column that is built by name."""
+    def model(self, columns: list[Finished]) -> nn.Module | None:
+        """The model to fill with values; None for a first column that is built by name.
+
+        In ``columns`` stays what the model reads.
+        """
         if self.made is None:
             return self._given
         if self.made.like and self._given is None:
@@ -191,13 +194,15 @@ class _Part:
                 remedy="pass model= as a list: the model, and the module of each later column",
             )
         try:
-            return column_model(tuple(columns), self.made.width, self._given)[0]
+            built = column_model(tuple(columns), self.made.width, self._given)
         except AutoeideticError as error:
             raise CheckpointError(
                 f"the file does not fit the model: {error.fact}",
                 place=error.place,
                 remedy=error.remedy,
             ) from error
+        columns[:] = built.columns
+        return built.backbone
 
     def convert(self, columns: Sequence[Finished], convert: Convert) -> Convert:
         """What makes a network of the model."""

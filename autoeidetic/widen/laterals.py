@@ -7,8 +7,8 @@ earlier column can never reach a later one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -272,6 +272,36 @@ def _run(column: Finished, args: Any, kwargs: dict[str, Any]) -> list[_Note]:
         for hook in hooks:
             hook.remove()
     return notes
+
+
+def input_shapes(
+    model: nn.Module, paths: Iterable[str], args: Any, kwargs: Mapping[str, Any]
+) -> dict[str, list[tuple[int, ...]]]:
+    """The shapes of what layers of a model get in one call of it, in order."""
+    found: dict[str, list[tuple[int, ...]]] = {}
+
+    def noting(path: str) -> Any:
+        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
+            value = args[0] if args else next(iter(kwargs.values()))
+            found.setdefault(path, []).append(tuple(value.shape))
+
+        return hook
+
+    layers = {path: model.get_submodule(path) for path in paths}
+    hooks = [
+        layer.register_forward_pre_hook(noting(path), with_kwargs=True)
+        for path, layer in layers.items()
+    ]
+    around = undisturbed(model, evaluate=True, attributes=True, generators="all", gradients=False)
+    own, named = copies(args, kwargs)
+    try:
+        # the analysis of a model that does not run gives a better error
+        with around, _slow_paths(), suppress(Exception):
+            model(*own, **named)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
 
 
 @contextmanager

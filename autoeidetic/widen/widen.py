@@ -11,7 +11,8 @@ tensors, so no bit would survive that. The first widening turns the network itse
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -25,9 +26,9 @@ from ..plan.call_plan import ATTACHED, call_plans
 from ..proof.rehearse import rehearse
 from ..tasks.network import Network
 from .column import ColumnRecord, column_class
-from .laterals import KEYWORD, Finished, example_values, laterals
+from .laterals import KEYWORD, Finished, example_values, input_shapes, laterals
 from .narrow_copy import NarrowCopy, narrow_copy
-from .readers import Column
+from .readers import Column, channel_dim
 
 
 @dataclass(frozen=True)
@@ -75,22 +76,20 @@ def new_column(
         InputError: the width is no positive number, or ``like`` has another structure.
     """
     first = columns[0].network
-    backbone, made = column_model(columns, width, like)
-    backbone.train(first.backbone.training)
-    calls = [_with_laterals(columns, first, example) for example in first.examples]
+    built = column_model(columns, width, like)
+    built.backbone.train(first.backbone.training)
+    transfer = first.owners.forward_transfer
     try:
-        network = converted(
-            backbone, calls, type(first), first.owners.forward_transfer, first.check_calls
-        )
+        network = converted(built.backbone, built.calls, type(first), transfer, first.check_calls)
         rehearse(network)  # alone: its examples have what it reads of the others
     except AutoeideticError as error:
         raise type(error)(
             f"the network cannot be widened: {error.fact}", place=error.place, remedy=error.remedy
         ) from error
-    join(network, columns, ColumnRecord(width, like is not None))
+    join(network, built.columns, ColumnRecord(width, like is not None))
     plan = network.call_plan.plan
     size = int(plan.elements[~network.owners.outside].sum())
-    return network, Widened(len(columns), made.width, made.reason, size)
+    return network, Widened(len(columns), built.width, built.reason, size)
 
 
 def join(network: Any, columns: tuple[Finished, ...], made: ColumnRecord) -> None:
@@ -103,22 +102,39 @@ def join(network: Any, columns: tuple[Finished, ...], made: ColumnRecord) -> Non
     network.pass_lock = network.pins.lock = columns[0].network.pass_lock
 
 
+@dataclass(frozen=True)
+class ColumnModel:
+    """The model of a new column with fresh values, and what it reads.
+
+    ``calls`` are the examples of the network with what the column reads of the others.
+    """
+
+    backbone: Column
+    columns: tuple[Finished, ...]
+    calls: list[CallInputs]
+    width: float
+    reason: str
+
+
 def column_model(
     columns: tuple[Finished, ...], width: float, like: nn.Module | None
-) -> tuple[Column, NarrowCopy]:
-    """The model of a new column, with fresh values."""
+) -> ColumnModel:
+    """The model of a new column beside others."""
     first = columns[0].network
     made = _narrow(first, checked_width(width)) if like is None else _given(like, first)
     outputs = [head.layer for head in first.call_plan.heads if head.layer != ATTACHED]
-    channels = _channels(columns, made.model)
+    _check_layers(columns, made.model)
+    calls = [_with_laterals(columns, first, example) for example in first.examples]
+    columns, calls = _fitting(columns, calls, made.model)
     try:
         with undisturbed(generators="torch"):
-            return Column(made.model, channels, outputs), made
+            backbone = Column(made.model, _channels(columns), outputs)
     except (AttributeError, RuntimeError, TypeError) as error:
         raise InputError(
             f"a layer of the new column cannot read earlier ones: {error}",
             remedy="pass like=, a model of the same structure with layers of torch",
         ) from error
+    return ColumnModel(backbone, columns, calls, made.width, made.reason)
 
 
 def converted(
@@ -177,13 +193,18 @@ def _given(like: Any, first: Network) -> NarrowCopy:
     return NarrowCopy(copy.deepcopy(like).to(own.device, own.dtype), share, "")
 
 
-def _channels(columns: tuple[Finished, ...], model: nn.Module) -> dict[str, int]:
+def _channels(columns: tuple[Finished, ...]) -> dict[str, int]:
     """The number of channels that each layer of the new column reads of the others."""
     found: dict[str, int] = {}
     for column in columns:
         for path, source in column.sources.items():
             found[path] = found.get(path, 0) + source.width
-    for path in found:
+    return found
+
+
+def _check_layers(columns: tuple[Finished, ...], model: nn.Module) -> None:
+    """Raises InputError when the model lacks a layer that the columns have."""
+    for path in {path for column in columns for path in column.sources}:
         try:
             model.get_submodule(path)
         except AttributeError as error:
@@ -191,7 +212,38 @@ def _channels(columns: tuple[Finished, ...], model: nn.Module) -> dict[str, int]
                 f"like has no layer '{path}', which the network's model has",
                 remedy="pass a model of the same structure with other sizes",
             ) from error
-    return found
+
+
+def _fitting(
+    columns: tuple[Finished, ...], calls: list[CallInputs], model: nn.Module
+) -> tuple[tuple[Finished, ...], list[CallInputs]]:
+    """Columns and calls without layers that cannot read: in the new column they get other sizes.
+
+    Not only channels become fewer in a narrow copy: a model may have states or tokens that layers
+    make, and a layer that runs along those has as many as its own column.
+    """
+    kept = set(_channels(columns))
+    for call in calls:
+        own = {name: value for name, value in call.kwargs.items() if name != KEYWORD}
+        shapes = input_shapes(model, kept, call.args, own)
+        for path, values in call.kwargs[KEYWORD].items():
+            dim = channel_dim(model.get_submodule(path))
+            theirs = [_beside(value.shape, dim) for value in values]
+            if theirs != [_beside(shape, dim) for shape in shapes.get(path, [])]:
+                kept.discard(path)
+    only = lambda found: {path: each for path, each in found.items() if path in kept}  # noqa: E731
+    columns = tuple(replace(column, sources=only(column.sources)) for column in columns)
+    for call in calls:
+        call.kwargs[KEYWORD] = only(call.kwargs[KEYWORD])
+    return columns, calls
+
+
+def _beside(shape: Sequence[int], dim: int | None) -> list[int]:
+    """The sizes of a tensor beside its channels."""
+    sizes = list(shape)
+    if dim is not None:
+        del sizes[dim]
+    return sizes
 
 
 def _with_laterals(

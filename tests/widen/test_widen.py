@@ -23,7 +23,6 @@ from autoeidetic.errors import (
     CapacityError,
     CheckpointError,
     DivergenceWarning,
-    ExtractionError,
     InputError,
     TaskError,
 )
@@ -422,12 +421,12 @@ def test_on_full() -> None:
     net.finish_task()
     with pytest.raises(CapacityError, match='on_full="widen"'):
         net.prepare_for_task(1, num_classes=2)
-    for task in range(1, 5):  # a column has four units of each kind, and one must be free
+    for task in range(1, 5):  # a column has four units of each kind, and two must be free
         net.prepare_for_task(task, num_classes=2, on_full="widen")
         net.prune(0.5 if task < 4 else 0)
     net.prepare_for_task(5, num_classes=2, on_full="widen")
     net.finish_task()
-    assert [len(column.tasks) for column in net.columns] == [1, 4, 1]
+    assert [len(column.tasks) for column in net.columns] == [1, 2, 2, 1]
     assert [task.name for task in net.tasks] == [f"task {n}" for n in range(6)]
 
 
@@ -567,10 +566,7 @@ def test_capacity(life: Life) -> None:
     assert all(len(share.tasks) == 4 for share in found.groups)
 
 
-def test_extract_and_draw(life: Life) -> None:
-    assert life.net.extract(0)(X).shape == (6, 3)
-    with pytest.raises(ExtractionError, match="later columns"):
-        life.net.extract(2)
+def test_draw(life: Life) -> None:
     assert "model.2.lateral" in life.net.to_html()
     assert life.net.to_html(task=0)
 

@@ -202,7 +202,7 @@ class Watch:
         if not largest < LARGEST:
             raise DivergenceError(f"an output of task {task} is {largest:g}")
         if any(differing(leaf[0], leaf[1]) == 0 for leaf in reference):
-            raise ValueError(
+            raise DivergenceError(
                 f"task {task} gives the same outputs for two images, which proves nothing"
             )
         if any(map(differing, reference, self.answer(task))):
