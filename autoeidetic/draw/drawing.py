@@ -52,8 +52,7 @@ def describe(deps: Dependencies, net: Network | None = None, title: str = "") ->
         return drawing
     from .ownership import describe_ownership, task_entries
 
-    ids = {group.name: group.id for group in drawing.groups}
-    ownership = describe_ownership(net, ids, meaning.weights)
+    ownership = describe_ownership(net, drawing.groups, meaning.weights)
     return replace(drawing, tasks=task_entries(net), ownership=ownership)
 
 

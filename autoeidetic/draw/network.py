@@ -20,7 +20,7 @@ from .drawing import describe
 from .elements import Drawing, Node, TaskEntry
 
 #: The number of a task before the layers of its head, in a program of several tasks.
-_HEAD = re.compile(r"^heads\.\d+\.")
+_HEAD = re.compile(r"^(columns\.\d+\.)?heads\.\d+\.")
 
 
 def analyzed(net: Network) -> Dependencies:
@@ -33,7 +33,9 @@ def analyzed(net: Network) -> Dependencies:
         EnforcementError: the backbone has been changed since it was converted.
     """
     with net.unguarded():
-        deps = _quietly(net.backbone, list(net.examples))
+        deps = _quietly(net.drawn_model(), list(net.networks[0].examples))
+    if len(net.networks) > 1:  # columns that read each other may form other groups together
+        return deps
     before = [(group.name, group.size) for group in net.call_plan.plan.groups]
     if before != [(group.name, group.size) for group in deps.groups]:
         raise EnforcementError(
@@ -66,7 +68,8 @@ def with_leaving(drawing: Drawing, net: Network, task: Any) -> Drawing:
     asked = asked_tasks(net, task)
     with net.pass_lock:
         program = extract(net, task)
-    counts = dict(_counts(drawing, program))
+    inside = "columns.0." if len(net.networks) > 1 else ""
+    counts = dict(_counts(drawing, program, inside))
     layers: dict[str, list[int]] = {}
     sizes: dict[str, int] = {}
     for node in drawing.nodes:
@@ -91,12 +94,16 @@ def with_leaving(drawing: Drawing, net: Network, task: Any) -> Drawing:
     )
 
 
-def _counts(drawing: Drawing, program: Program) -> Iterator[tuple[str, list[int]]]:
-    """For each layer: units that leave, all of its units, and the same of parameters."""
+def _counts(drawing: Drawing, program: Program, inside: str) -> Iterator[tuple[str, list[int]]]:
+    """For each layer: units that leave, all of its units, and the same of parameters.
+
+    ``inside``: what names begin with in the drawing, if a program needs the first column only.
+    """
     known = {node.path for node, _ in _calls(drawing)}
     kept: dict[tuple[str, int], list[Node]] = defaultdict(list)
     for node, call in _calls(describe(_quietly(program))):
-        path = _HEAD.sub("", node.path)
+        path = _HEAD.sub(r"\1", node.path)
+        path = path if path.startswith("columns.") or not inside else inside + path
         # a tensor that was computed from parameters alone belongs to the layer that computed it
         while path and path not in known:
             path = path.rpartition(".")[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from ..couple.tables import ParameterUnits
 from ..propagate.values import array, varies
 from ..tasks.capacity import network_capacity, task_of_unit
 from ..tasks.network import Network
-from .elements import FREE, INPUT, TaskEntry
+from .elements import FREE, INPUT, DrawnGroup, TaskEntry
 
 Runs = list[list[int]]
 
@@ -22,23 +24,46 @@ def task_entries(net: Network) -> tuple[TaskEntry, ...]:
 
 
 def describe_ownership(
-    net: Network, group_ids: dict[str, str], weights: set[str]
+    net: Network, groups: Sequence[DrawnGroup], weights: set[str]
 ) -> dict[str, Any]:
     """Units of groups, elements of layers and blocks of weights by task.
 
-    Units that the open task uses count as its own. ``group_ids``: name of a group -> its id;
-    ``weights``: the parameters that map channels to channels.
+    Units that the open task uses count as its own. ``groups`` are those of the drawing,
+    ``weights`` the parameters that map channels to channels. In the drawing of a widened network
+    the names of a column begin with its number.
     """
     if not net.tasks:
         return {}
-    shares = network_capacity(net)
-    return {
-        "groups": {group_ids[share.name]: list(share.tasks) for share in shares.groups},
-        "layers": {share.name: list(share.tasks) for share in shares.layers},
-        "sizes": {share.name: share.size for share in shares.layers},
-        "blocks": _blocks(net, weights),
-        "forward_transfer": net.owners.forward_transfer,
-    }
+    found: dict[str, Any] = {"groups": {}, "layers": {}, "sizes": {}, "blocks": {}}
+    known = {(group.name, group.size): group.id for group in groups}
+    start = 0
+    for number, column in enumerate(net.networks):
+        named = partial(_drawn_name, number if len(net.networks) > 1 else None)
+        rest = len(net.tasks) - start - len(column.tasks)
+        shares = network_capacity(column)
+        for share in (*shares.groups, *shares.layers) if column.tasks else ():
+            tasks = [0] * start + list(share.tasks) + [0] * rest
+            if share in shares.layers:
+                found["layers"][named(share.name)] = tasks
+                found["sizes"][named(share.name)] = share.size
+            elif (named(share.name), share.size) in known:
+                found["groups"][known[named(share.name), share.size]] = tasks
+        own = {name for name in column.call_plan.plan.parameters if named(name) in weights}
+        for layer, block in _blocks(column, own).items():
+            runs = {side: _moved(block[side], start) for side in ("levels", "columns")}
+            found["blocks"][named(layer)] = {**block, **runs}
+        start += len(column.tasks)
+    return {**found, "forward_transfer": net.networks[0].owners.forward_transfer}
+
+
+def _drawn_name(column: int | None, name: str) -> str:
+    """The name of a layer or group in a drawing of all columns."""
+    return name if column is None else f"columns.{column}.{name.removeprefix('model.')}"
+
+
+def _moved(runs: Runs, start: int) -> Runs:
+    """Runs of a column with the network's numbers of tasks."""
+    return [[owner + start if owner >= 0 else owner, count] for owner, count in runs]
 
 
 def _blocks(net: Network, weights: set[str]) -> dict[str, Any]:

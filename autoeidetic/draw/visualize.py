@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from ..enforce.guard import original_class
 from ..errors import InputError, with_article
 from ..report.dependencies import Dependencies
 from ..tasks.network import Network
@@ -68,6 +69,7 @@ def visualize(
     if isinstance(model, Dependencies):
         drawing = describe(model, title=title)
     elif isinstance(model, Network):
+        title = title or original_class(model.networks[0].backbone).__name__
         drawing = describe(analyzed(model), model, title)
         if task is not None:
             drawing = with_leaving(drawing, model, task)

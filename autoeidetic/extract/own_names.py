@@ -20,13 +20,12 @@ def own_name(name: str, single: int | None) -> str:
     >>> own_name("network.columns.1.backbone.model.conv1.lateral.weight", 3)
     'columns.1.conv1.lateral.weight'
     >>> own_name("network.columns.1.heads.0.model/fc/layer.bias", 3)
-    'columns.1.fc.bias'
+    'columns.1.fc.layer.bias'
     """
     match = _HEAD.match(name)
     if match:
         column, task, layer, rest = match.groups()
-        if column and layer.startswith("model/"):
-            layer = layer.removeprefix("model/").removesuffix("/layer")
+        layer = layer.removeprefix("model/") if column else layer
         own = f"{layer.replace('/', '.')}.{rest}"
         own = own.removesuffix(".value").replace("attached.linear.", "head.")
         return (column or "") + (own if single is not None else f"heads.{task}.{own}")

@@ -184,6 +184,10 @@ class Network(nn.Module):
         """
         answer.before_pass(self, args, kwargs, passing=passing)
 
+    def drawn_model(self) -> nn.Module:
+        """The model that a drawing shows."""
+        return self.backbone
+
     def by_column(self, tasks: Sequence[int]) -> list[tuple[Network, list[int]]]:
         """The columns that tasks need, each with its own numbers of those that live there."""
         return [(self, list(tasks))]

@@ -7,7 +7,7 @@ earlier column can never reach a later one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -185,8 +185,21 @@ def column_kwargs(number: int, kwargs: Mapping[str, Any], found: Laterals) -> di
 
 def with_column(found: Laterals, column: Finished, args: Any, kwargs: dict[str, Any]) -> Laterals:
     """What can be read of the columns before, and of one more, which is run for it."""
+    return _together(found, column, _noted(column, args, kwargs))
+
+
+def read_while(run: Callable[[], Any], found: Laterals, column: Finished) -> Laterals:
+    """What can be read of the columns before, and of one more while its bare model runs."""
+    values: dict[str, list[Tensor]] = {path: [] for path in column.sources}
+    for note in _while(run, column):
+        values[note.path].append(note.value)
+    return _together(found, column, {path: tuple(each) for path, each in values.items()})
+
+
+def _together(found: Laterals, column: Finished, more: Laterals) -> Laterals:
+    """The values of columns before, and those of one more behind them."""
     result = dict(found)
-    for path, values in _noted(column, args, kwargs).items():
+    for path, values in more.items():
         if path in found:
             pairs = zip(found[path], values, strict=True)
             values = tuple(torch.cat(pair, column.sources[path].dim) for pair in pairs)
@@ -247,6 +260,12 @@ class _Note:
 
 def _run(column: Finished, args: Any, kwargs: dict[str, Any]) -> list[_Note]:
     """One pass of a finished column; the inputs of its layers, in the order of the calls."""
+    network = column.network
+    return _while(lambda: network.bare_answers([len(network.tasks) - 1], args, kwargs), column)
+
+
+def _while(run: Callable[[], Any], column: Finished) -> list[_Note]:
+    """The inputs of a column's layers while something runs, in the order of the calls."""
     notes: list[_Note] = []
     hooks = []
 
@@ -262,12 +281,11 @@ def _run(column: Finished, args: Any, kwargs: dict[str, Any]) -> list[_Note]:
 
         return hook
 
-    network = column.network
     try:
         for path, source in column.sources.items():
-            layer = network.backbone.get_submodule(source.path)
+            layer = column.network.backbone.get_submodule(source.path)
             hooks.append(layer.register_forward_pre_hook(noting(path, source), with_kwargs=True))
-        network.bare_answers([len(network.tasks) - 1], args, kwargs)
+        run()
     finally:
         for hook in hooks:
             hook.remove()

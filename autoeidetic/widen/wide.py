@@ -12,7 +12,7 @@ each, and every method asks the column that the task lives in. New tasks live in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from ..tasks.network import Network
 from ..tasks.task import Task
 from . import widen as widening
 from .capacity import WideCapacity, wide_capacity
+from .joined import Joined
 from .laterals import Finished, column_kwargs, copies, finished, with_column
 from .readers import Laterals
 from .saving import save
@@ -344,12 +345,17 @@ class Wide:
             random=any(each.random for each in found),
         )
 
-    def drawing(self, title: str = "", *, task: Any = None) -> Any:
-        """A drawing of the column of a task; without one, of the newest column."""
-        if task is None:
-            return self.newest.drawing(title)
-        where, number = self._place(task)
-        return self.columns[where].drawing(title, task=number)
+    def drawn_model(self) -> nn.Module:
+        """All columns as one model."""
+        return Joined([column.backbone for column in self.columns], self.newest.earlier)
+
+    @contextmanager
+    def unguarded(self) -> Iterator[None]:
+        """All columns without their guards."""
+        with ExitStack() as stack:
+            for column in self.columns:
+                stack.enter_context(column.unguarded())
+            yield
 
     @exclusive
     def save(self, path: Any) -> None:

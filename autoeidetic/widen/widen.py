@@ -27,7 +27,7 @@ from ..proof.rehearse import rehearse
 from ..tasks.network import Network
 from .column import ColumnRecord, column_class
 from .laterals import KEYWORD, Finished, example_values, input_shapes, laterals
-from .narrow_copy import NarrowCopy, narrow_copy
+from .narrow import NarrowCopy, narrow_copy
 from .readers import Column, channel_dim
 
 

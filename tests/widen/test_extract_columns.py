@@ -68,7 +68,8 @@ def test_router(grown: Life, kind: str) -> None:
 def test_bits_and_modes_stay(grown: Life) -> None:
     net = grown.net.train()
     net.extract(4)
-    assert net.training and not net.columns[0].training
+    assert net.training
+    assert not net.columns[0].training
     assert not any(column.runtime.prepared for column in net.columns)
     grown.check()
 

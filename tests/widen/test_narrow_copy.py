@@ -17,7 +17,7 @@ from autoeidetic.capture.graph import operator_name
 from autoeidetic.commands.benchmark.families import KNOWN
 from autoeidetic.common.inputs import CallInputs, call_inputs
 from autoeidetic.plan.analysis import Analysis, run_analysis
-from autoeidetic.widen.narrow_copy import NarrowCopy, narrow_copy
+from autoeidetic.widen.narrow import NarrowCopy, narrow_copy
 
 
 def calls(*args: Any, **kwargs: Any) -> tuple[CallInputs, ...]:

@@ -567,8 +567,37 @@ def test_capacity(life: Life) -> None:
 
 
 def test_draw(life: Life) -> None:
-    assert "model.2.lateral" in life.net.to_html()
-    assert life.net.to_html(task=0)
+    """All columns in one drawing, with the tasks of each and what it reads of the others."""
+    drawing = life.net.drawing()
+    assert drawing.title == "Sequential"
+    assert len(drawing.tasks) == 4
+    paths = {node.path: node for node in drawing.nodes}
+    lateral = paths["columns.1.2.lateral"]
+    read = {role.group for role in lateral.groups if role.role == "input"}
+    assert read == {group.id for group in drawing.groups if group.name == "columns.0.0"}
+    owners = {group.name: drawing.ownership["groups"][group.id] for group in drawing.groups}
+    assert owners["columns.0.0"][2:] == [0, 0]
+    assert min(owners["columns.0.0"][:2]) > 0
+    assert owners["columns.1.0"][:2] == [0, 0]
+    assert min(owners["columns.1.0"][2:]) > 0
+    blocks = drawing.ownership["blocks"]["columns.1.0"]
+    assert {owner for owner, _ in blocks["levels"]} <= {2, 3, -1}
+    assert "columns.1.2.lateral" in life.net.to_html()
+    assert autoeidetic.visualize(life.net) == drawing
+    life.check()
+
+
+@pytest.mark.parametrize("task", [0, 2, [1, 3], "all"])
+def test_draw_what_leaves(life: Life, task: Any) -> None:
+    drawing = life.net.drawing(task=task)
+    leaving = drawing.ownership["leaving"]
+    assert leaving["parameters"] == [
+        life.net.extract(task).report.parameters_after,
+        life.net.extract(task).report.parameters_before,
+    ]
+    paths = {node.path: node.id for node in drawing.nodes if node.path}
+    assert paths["columns.0.0"] not in leaving["gone"]
+    assert (paths["columns.1.0"] in leaving["gone"]) == (task == 0)
 
 
 def test_what_a_column_reads() -> None:

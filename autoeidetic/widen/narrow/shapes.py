@@ -19,10 +19,10 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor, fx
 
-from ..capture.graph import operator_name
-from ..plan.analysis import Analysis
-from ..propagate.rules.pointwise import POINTWISE
-from ..propagate.values import compress, core
+from ...capture.graph import operator_name
+from ...plan.analysis import Analysis
+from ...propagate.rules.pointwise import POINTWISE
+from ...propagate.values import compress, core
 
 Array = np.ndarray
 #: Positions that stay along each dimension; None where all do.

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor, fx, nn
 
-from ..capture.graph import Capture
-from .narrow_build import STOCK, STOCK_SIZES, cut
-from .narrow_match import compute_nodes
-from .narrow_shapes import Shapes
+from ...capture.graph import Capture
+from .build import STOCK, STOCK_SIZES, cut
+from .match import compute_nodes
+from .shapes import Shapes
 
 #: Sizes before and after; how often each occurs.
 Sizes = Counter[tuple[int, int]]
@@ -268,7 +268,7 @@ def _attributes(
 
 
 def _is_set(owner: Any, name: str) -> bool:
-    """Does :func:`~.narrow_build.copy_with` set it, from the shapes of parameters?"""
+    """Does :func:`~.build.copy_with` set it, from the shapes of parameters?"""
     return isinstance(owner, STOCK) and name in vars(owner) and name in STOCK_SIZES
 
 

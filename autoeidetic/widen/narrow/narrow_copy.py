@@ -1,11 +1,11 @@
 """A narrower copy of a model: the same classes and code, with a part of the channels.
 
 analysis      which channels there are, and where they lie in every value
-choice        the channels that stay (narrow_cells.py, narrow_choice.py)
-shapes        the sizes of all tensors that follow from it (narrow_shapes.py)
-copy          the model on ``meta`` with parameters of these sizes (narrow_build.py)
-attributes    numbers in the code that are sizes, found by trial (narrow_attributes.py)
-check         the graph of the copy is the model's, with the predicted shapes (narrow_match.py)
+choice        the channels that stay (cells.py, choice.py)
+shapes        the sizes of all tensors that follow from it (shapes.py)
+copy          the model on ``meta`` with parameters of these sizes (build.py)
+attributes    numbers in the code that are sizes, found by trial (attributes.py)
+check         the graph of the copy is the model's, with the predicted shapes (match.py)
 values        fresh ones, drawn by the modules' own initialisation
 """
 
@@ -17,17 +17,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from ..capture.capture import first_line
-from ..common.inputs import CallInputs
-from ..common.trees import convert
-from ..common.undisturbed import undisturbed
-from ..errors import AutoeideticError
-from ..plan.analysis import Analysis, run_analysis
-from .narrow_attributes import Attribute, Neighbourhoods, change, set_scales, suspects
-from .narrow_build import copy_with, initialise
-from .narrow_choice import Choice, choices
-from .narrow_match import Match, match
-from .narrow_shapes import Channels
+from ...capture.capture import first_line
+from ...common.inputs import CallInputs
+from ...common.trees import convert
+from ...common.undisturbed import undisturbed
+from ...errors import AutoeideticError
+from ...plan.analysis import Analysis, run_analysis
+from .attributes import Attribute, Neighbourhoods, change, set_scales, suspects
+from .build import copy_with, initialise
+from .choice import Choice, choices
+from .match import Match, match
+from .shapes import Channels
 
 #: The search for attributes ends after this many captures of a copy, or this many seconds.
 MOST_CAPTURES = 60

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..capture.names import Names
-from ..common.undisturbed import undisturbed
-from ..tasks.initialise import fresh_values, spreads
-from .narrow_shapes import Positions, Shapes
+from ...capture.names import Names
+from ...common.undisturbed import undisturbed
+from ...tasks.initialise import fresh_values, spreads
+from .shapes import Positions, Shapes
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 #: Methods by which a module draws its own values.

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .narrow_cells import Cells
-from .narrow_shapes import Array, Channels, Shapes, flat
+from .cells import Cells
+from .shapes import Array, Channels, Shapes, flat
 
 #: Rounds in which cells that have no narrow form are kept whole.
 _ROUNDS = 12

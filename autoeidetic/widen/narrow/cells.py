@@ -16,8 +16,8 @@ from functools import cached_property
 import numpy as np
 from torch import fx
 
-from ..capture.graph import operator_name
-from .narrow_shapes import Array, Channels, is_pointwise
+from ...capture.graph import operator_name
+from .shapes import Array, Channels, is_pointwise
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import fx, nn
 
-from ..capture.capture import capture, captured_part
-from ..capture.graph import Capture, operator_name, place
-from ..common.inputs import CallInputs
-from ..common.undisturbed import undisturbed
-from ..errors import AutoeideticError
-from .narrow_shapes import ANY
+from ...capture.capture import capture, captured_part
+from ...capture.graph import Capture, operator_name, place
+from ...common.inputs import CallInputs
+from ...common.undisturbed import undisturbed
+from ...errors import AutoeideticError
+from .shapes import ANY
 
 #: Operators whose numbers are sizes, or follow from sizes: their results are compared instead.
 _SIZES = frozenset(
