@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -250,7 +251,9 @@ def _with_laterals(
     columns: tuple[Finished, ...], first: Network, example: CallInputs
 ) -> CallInputs:
     """An example of the new column: that of the model, and what it reads of the others."""
-    with undisturbed(first, evaluate=True, generators="torch"):
+    with ExitStack() as stack:
+        for column in columns:  # the newest one may be in train mode
+            stack.enter_context(undisturbed(column.network, evaluate=True, generators="torch"))
         args, kwargs = example_values(first, example)
         found = laterals(columns, args, kwargs)
     return CallInputs(args, {**kwargs, KEYWORD: found}, example.decisions)

@@ -776,3 +776,28 @@ def test_states_are_compared_as_a_whole(life: Life) -> None:
     found = life.net.load_state_dict(missing, strict=False)
     assert found.missing_keys == ["columns.0.backbone.0.bias"]
     life.check()
+
+
+class LayerDrop(nn.Module):
+    """In train mode blocks are left out at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(5, 16), nn.Linear(16, 3)
+        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            if not self.training or torch.rand(()) > 0.5:
+                x = x + block(x.relu())
+        return self.head(x)
+
+
+def test_widened_in_train_mode() -> None:
+    life = Life(LayerDrop(), X, rehearse=False).learn(fraction=0.3)
+    for _ in range(3):
+        life.net.train()
+        life.widen(0.5)
+        life.net.train()
+        life.learn(fraction=0.3)
