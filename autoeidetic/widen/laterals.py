@@ -27,7 +27,7 @@ from ..errors import EnforcementError, Place
 from ..tasks.answer import want_gradients
 from ..tasks.network import Network
 from ..tasks.reference import type_now
-from .readers import Column, Laterals, OutputReader, Reader, channel_dim
+from .readers import Column, Laterals, OutputReader, Reader, channel_dim, reading_weight
 
 #: The keyword under which a column gets its laterals.
 KEYWORD = "earlier_columns"
@@ -146,13 +146,15 @@ def _sources(network: Network) -> Iterator[tuple[str, Source]]:
         # what runs once for every level gets other inputs each time
         if dim is None or runs_by_level(place, network.call_plan):
             continue
-        name = f"{place}.layer.weight" if output else f"{place}.weight"
+        weight = reading_weight(layer)
+        name = f"{place}.layer.{weight}" if output else f"{place}.{weight}"
         entry = plan.parameters.get(plan.aliases.get(name, name))
         # without reads the layer reads the network's input, as the new column does itself
         if entry is None or not entry.reads:
             continue
-        channels = module.own_channels if output else int(layer.weight.shape[1])
-        seen = _visible(owners, entry.reads, len(network.tasks) - 1, int(layer.weight.shape[1]))
+        size = int(getattr(layer, weight).shape[1])
+        channels = module.own_channels if output else size
+        seen = _visible(owners, entry.reads, len(network.tasks) - 1, size)
         if seen is None or not bool(seen[:channels].any()):
             continue
         index = None if bool(seen[:channels].all()) else seen[:channels].nonzero().reshape(-1)
@@ -271,7 +273,7 @@ def _while(run: Callable[[], Any], column: Finished) -> list[_Note]:
 
     def noting(path: str, source: Source) -> Any:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
-            value = args[0] if args else next(iter(kwargs.values()))
+            value = _input(args, kwargs)
             if source.index is not None:
                 value = value.index_select(source.dim, source.index.to(value.device))
             elif path in column.overwritten or value.is_inference():
@@ -300,7 +302,7 @@ def input_shapes(
 
     def noting(path: str) -> Any:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
-            value = args[0] if args else next(iter(kwargs.values()))
+            value = _input(args, kwargs)
             found.setdefault(path, []).append(tuple(value.shape))
 
         return hook
@@ -320,6 +322,12 @@ def input_shapes(
         for hook in hooks:
             hook.remove()
     return found
+
+
+def _input(args: Any, kwargs: Mapping[str, Any]) -> Tensor:
+    """The input of a layer, or the queries of an attention."""
+    given: Tensor = args[0] if args else kwargs.get("query", next(iter(kwargs.values())))
+    return given
 
 
 @contextmanager

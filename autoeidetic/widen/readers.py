@@ -14,6 +14,7 @@ part of its input.
 |---|---|
 | linear, convolution | a layer of the same kind without a bias, whose result is added |
 | convolution that keeps the size of images | the same with a kernel of one pixel |
+| `nn.MultiheadAttention` | a linear layer, whose result is added to the input |
 | output layer | the values are put behind its own input, and its weight has more columns |
 | depthwise and grouped convolutions, embeddings, recurrent layers | none |
 """
@@ -34,7 +35,13 @@ from ..errors import EnforcementError, Place
 #: Values from earlier columns: for each layer by path, one tensor for each of its calls.
 Laterals = dict[str, tuple[Tensor, ...]]
 #: Kinds of layers with laterals, and the dimension of their channels, counted from the end.
-_CHANNELS = {nn.Linear: -1, nn.Conv1d: -2, nn.Conv2d: -3, nn.Conv3d: -4}
+_CHANNELS = {
+    nn.Linear: -1,
+    nn.Conv1d: -2,
+    nn.Conv2d: -3,
+    nn.Conv3d: -4,
+    nn.MultiheadAttention: -1,
+}
 #: The attribute of a layer with the values for its calls in the present pass.
 _GIVEN = "_given"
 
@@ -57,9 +64,15 @@ class Given:
         return Given, ((),)
 
 
+def reading_weight(layer: nn.Module) -> str:
+    """The name of the weight whose columns are the channels that a layer reads."""
+    return "in_proj_weight" if isinstance(layer, nn.MultiheadAttention) else "weight"
+
+
 def channel_dim(layer: nn.Module) -> int | None:
     """The dimension of the channels in a layer's input; None: the layer has no laterals."""
-    if getattr(layer, "groups", 1) != 1 or not isinstance(getattr(layer, "weight", None), Tensor):
+    weight = getattr(layer, reading_weight(layer), None)
+    if getattr(layer, "groups", 1) != 1 or not isinstance(weight, Tensor):
         return None
     return next((dim for kind, dim in _CHANNELS.items() if isinstance(layer, kind)), None)
 
@@ -119,14 +132,32 @@ class Reader:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         result = super().forward(*args, **kwargs)  # type: ignore[misc]
+        read = self.read()
+        return result if read is None else result + read
+
+    def read(self) -> Tensor | None:
+        """What the call that begins reads of earlier columns.
+
+        None for an extra call in training (an auxiliary output), which has no counterpart there.
+        """
         given: Given | None = self.__dict__.get(_GIVEN)
         value = given.next() if given is not None and given.values else None
-        # an extra call in training (an auxiliary output) has no counterpart in earlier columns
-        return result if value is None else result + self.lateral(value)
+        return None if value is None else self.lateral(value)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # pickle finds classes by name, and the name of this class is that of its base
-        return _rebuild, (type(self).__mro__[2],), self.__getstate__()  # type: ignore[attr-defined]
+        return _rebuild, (_base(type(self)),), self.__getstate__()  # type: ignore[attr-defined]
+
+
+class AttentionReader(Reader):
+    """Mixed into the class of an attention: what is read is added to its input."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        read = self.read()
+        own = query if read is None else query + read
+        # keys and values of another sequence come from layers that read it there
+        key, value = (own if each is query else each for each in (key, value))
+        return super(Reader, self).forward(own, key, value, *args, **kwargs)  # type: ignore[misc]
 
 
 class OutputReader(nn.Module):
@@ -154,7 +185,8 @@ def reading_class(base: type) -> type:
     """The reading subclass of a class of layers, the same one each time."""
     if base not in reading_classes:
         names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
-        made = ReaderType(base.__name__, (Reader, base), names)
+        mixin = AttentionReader if issubclass(base, nn.MultiheadAttention) else Reader
+        made = ReaderType(base.__name__, (mixin, base), names)
         reading_classes.setdefault(base, made)
     return reading_classes[base]
 
@@ -163,7 +195,12 @@ class ReaderType(type):
     """The class of reading classes, which pickle cannot find by their names."""
 
 
-copyreg.pickle(ReaderType, lambda made: (reading_class, (made.__mro__[2],)))  # type: ignore
+def _base(made: type) -> type:
+    """The class that a reading class was made of."""
+    return next(each for each in made.__mro__[1:] if each not in (Reader, AttentionReader))
+
+
+copyreg.pickle(ReaderType, lambda made: (reading_class, (_base(made),)))  # type: ignore
 
 
 def _rebuild(base: type) -> nn.Module:
@@ -179,6 +216,9 @@ def _lateral(layer: nn.Module, channels: int) -> nn.Module:
     convolution that keeps the size of images only the middle of the kernel is needed: its own
     weight looks around.
     """
+    if isinstance(layer, nn.MultiheadAttention):
+        like = layer.in_proj_weight
+        return nn.Linear(channels, layer.embed_dim, False, device=like.device, dtype=like.dtype)
     made: Any = copy.deepcopy(layer)
     if "bias" in made._parameters:
         made._parameters["bias"] = None
