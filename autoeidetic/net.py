@@ -12,6 +12,7 @@ models) is listed in :mod:`autoeidetic.common.process_state`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +22,7 @@ from . import routing, training
 from .checkpoint import save
 from .common.batches import default_loss
 from .enforce.pass_lock import exclusive
+from .errors import InputError
 from .extract.extract import extract
 from .extract.program import Program
 from .proof import recheck, seals
@@ -33,7 +35,7 @@ from .tasks.protection import device_of
 from .tasks.pruning.prune import prune
 from .tasks.pruning.scores import Loss, ScoreData
 from .training.epochs import StepFunction
-from .widen import Widened
+from .widen import ColumnCache, Widened
 from .widen.wide import is_full, widen_for_task, widened
 
 Self = TypeVar("Self", bound="EideticNet")
@@ -154,6 +156,42 @@ class EideticNet(Drawable, Network):
         """
         self.follow()
         return widened(self, width, like)
+
+    def cache_columns(
+        self, size: float = 1e9, *, folder: Any = None
+    ) -> AbstractContextManager[ColumnCache]:
+        """Keep what the newest column reads of finished ones, while this context lasts.
+
+        Finished columns then run once for every training input, not in every epoch. That pays for
+        data without augmentation; an input that has changed is a new one. Answers in eval mode are
+        computed as ever.
+
+        Args:
+            size: the most bytes to keep. Inputs that come when it is full are not kept.
+            folder: keep them in a file there instead of in memory; it is deleted in the end.
+
+        Example:
+            >>> import torch, autoeidetic
+            >>> from torch import nn
+            >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+            >>> net = autoeidetic.convert(model, torch.randn(2, 4))
+            >>> net.prepare_for_task(0, num_classes=2); net.finish_task(); _ = net.widen(0.5)
+            >>> net.prepare_for_task(1, num_classes=2)
+            >>> with net.cache_columns(size=1e8) as cache:
+            ...     for epoch in range(3):
+            ...         loss = net(torch.ones(2, 4)).sum()
+            >>> cache.hits, cache.misses
+            (4, 2)
+
+        Raises:
+            InputError: the network was not widened, ``size`` is no number of bytes, or the folder
+                cannot be written to; and in a pass, if inputs have no batch in front, or a layer
+                mixes the inputs of a batch.
+        """
+        raise InputError(
+            "the network has no columns that could be cached",
+            remedy="call net.widen() first",
+        )
 
     @exclusive
     def replace_task(self, task: int, by: int | None) -> None:

@@ -8,13 +8,19 @@ are its own.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+import torch
 
 from ..enforce.pass_lock import exclusive
 from ..proof.verify import Verification, verify
+from ..tasks.answer import want_gradients
 from ..tasks.compiled import uncompiled
 from ..tasks.network import Network
+from .cache import ColumnCache
 from .laterals import KEYWORD, Finished, laterals
+from .readers import Laterals
 
 
 @dataclass(frozen=True)
@@ -33,12 +39,20 @@ class LaterColumn:
 
     earlier: tuple[Finished, ...] = ()
     column: ColumnRecord
+    cache: ColumnCache | None = None
 
     def forward(self, *args: Any, task: int | str | None = None, **kwargs: Any) -> Any:
         if KEYWORD not in kwargs:  # the examples of this network have them
-            found = uncompiled(laterals, self.earlier, args, kwargs)
-            kwargs = {**kwargs, KEYWORD: found}
+            kwargs = {**kwargs, KEYWORD: uncompiled(self._laterals, args, kwargs)}
         return super().forward(*args, task=task, **kwargs)  # type: ignore[misc]
+
+    def _laterals(self: Any, args: Any, kwargs: Any) -> Laterals:
+        run = partial(laterals, self.earlier)
+        # only what trains: the bits of an answer depend on the batch that it is a part of
+        learning = self.training and torch.is_grad_enabled()
+        if self.cache is None or not learning or want_gradients((args, kwargs)):
+            return run(args, kwargs)
+        return self.cache.laterals(run, args, kwargs)
 
     @exclusive
     def verify(

@@ -34,6 +34,7 @@ from ..tasks.compiled import numbered, uncompiled
 from ..tasks.network import Network
 from ..tasks.task import Task
 from . import widen as widening
+from .cache import ColumnCache
 from .capacity import WideCapacity, wide_capacity
 from .joined import Joined
 from .laterals import Finished, column_kwargs, copies, finished, with_column
@@ -166,6 +167,16 @@ class Wide:
         self.columns.append(made)
         self.train(self.training)
         return about
+
+    @contextmanager
+    def cache_columns(self, size: float = 1e9, *, folder: Any = None) -> Iterator[ColumnCache]:
+        column, cache = self.newest, ColumnCache(size, folder)
+        column.cache = cache
+        try:
+            yield cache
+        finally:
+            column.cache = None
+            cache.close()
 
     def _finished(self) -> Iterator[Finished]:
         for column in self.columns:
