@@ -125,6 +125,35 @@ def _cifar(model: str) -> Callable[[Record], Iterator[Row]]:
     return rows
 
 
+def _widened(content: Record) -> Iterator[Row]:
+    ours, others = content["ours"], content["others"]
+    first, last = content["first and last five"]
+    apart = others["separate networks"]["accuracy"][-1]
+    fixed = others["fixed network"]["accuracy"][-1]
+    yield Row(
+        f"Permuted MNIST, {len(ours['accuracy'])} tasks, an MLP of 2 x 1000 that widens when full",
+        f"first five {first:.2%}, last five {last:.2%}, {_forgotten(ours)} (separate networks "
+        f"{sum(apart) / len(apart):.2%}; without widening it ends after {len(fixed)} tasks)",
+        "python benchmarks/learning.py widen",
+    )
+
+
+def _whole(content: Record) -> Iterator[Row]:
+    ours = content["ours"]
+    each = ours["accuracy"][-1]
+    means = {
+        name: sum(other["accuracy"][-1]) / len(other["accuracy"][-1])
+        for name, other in content["others"].items()
+    }
+    others = ", ".join(f"{name} {mean:.1%}" for name, mean in means.items())
+    bits = "the same bits" if ours["logits"] else "other bits"
+    yield Row(
+        "EfficientNet-Lite0 keeps all of ImageNet, and learns five pairs of Imagenette beside it",
+        f"{ours['average']:.1%} on average, lowest {min(each):.1%}; ImageNet: {bits} ({others})",
+        "python benchmarks/learning.py whole",
+    )
+
+
 def _pretrained(content: Record) -> Iterator[Row]:
     each = content["ours"]["accuracy"][-1]
     yield Row(
@@ -200,6 +229,8 @@ ROWS: dict[str, Callable[[Record], Iterator[Row]]] = {
     "learning-cifar-resnet18": _cifar("stock ResNet-18"),
     "learning-cifar-vit_tiny": _cifar("ViT-tiny"),
     "learning-pretrained": _pretrained,
+    "learning-widen": _widened,
+    "learning-whole": _whole,
     "learning-kills": _kills,
     "speed-step": _ratios(
         "Training step with three quarters frozen",

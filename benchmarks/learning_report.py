@@ -36,6 +36,8 @@ def table(name: str, record: Record) -> str:
         lines += _scores(record["scores"], PAPER_SPLIT if name.endswith("split-mnist") else {})
     elif "curves" in record:
         lines += _curves(record)
+    elif "columns" in record.get("ours", ()):
+        lines += _widened(record)
     elif "ours" in record:
         lines += _sequence(record)
     else:
@@ -59,6 +61,42 @@ def _sequence(record: Record) -> list[str]:
         lines += ["", f"{side} separate networks by {abs(gap):.2f} points on average."]
     if "paper" in ours:
         lines += ["", f"The paper reports {ours['paper']:.2%} for ten tasks."]
+    return lines
+
+
+def _widened(record: Record) -> list[str]:
+    """Networks with columns: accuracies and parameters of every task, next to others."""
+    ours, first = record["ours"], int("logits" in record["ours"])  # ImageNet is task 0
+    last = ours["accuracy"][-1]
+    size = sum(ours["parameters"]) / len(ours["parameters"])
+    rows = [["autoeidetic", *_percents(last), f"{ours['average']:.2%}", f"{size:,.0f}"]]
+    for name, other in record["others"].items():
+        found = other["accuracy"][-1]
+        filled = [*_percents(found), *[""] * (len(last) - len(found))]
+        mean = f"{sum(found) / len(found):.2%}"
+        rows.append([name, *filled, mean, f"{other['parameters']:,.0f}"])
+    tasks = [f"task {task}" for task in range(first, first + len(last))]
+    lines = _markdown(["after the last task", *tasks, "mean", "parameters of a task"], rows)
+    own = ", ".join(f"{size:,}" for size in ours["parameters"])
+    lines += [
+        "",
+        f"Columns with {', '.join(map(str, ours['columns']))} tasks. Parameters that each task owns, "
+        f"its output layer included: {own}.",
+    ]
+    if "first and last five" in record:
+        ends = record["first and last five"]
+        lines += [
+            "",
+            f"The first five tasks have {ends[0]:.2%}, the last five {ends[1]:.2%}. {_facts(ours)}",
+        ]
+    else:
+        same = "the same bits" if ours["logits"] else "DIFFERENT BITS"
+        verified = "ok" if ours["verified"] else "FAILED"
+        lines += [
+            "",
+            f"{ours['column']}. ImageNet logits after every task, compared with the plain model: "
+            f"{same}; verify {verified}.",
+        ]
     return lines
 
 

@@ -209,6 +209,8 @@ SECTIONS = (
     Section("learning-split*", "Five tasks of two classes", f"{LEARNING} split", learning),
     Section("learning-cifar*", "CIFAR-100", f"{LEARNING} cifar", learning),
     Section("learning-pretrained*", "A pretrained network", f"{LEARNING} pretrained", learning),
+    Section("learning-widen", "A network that widens", f"{LEARNING} widen", learning),
+    Section("learning-whole", "A model that keeps every unit", f"{LEARNING} whole", learning),
     Section("learning-scores*", "Scores at the same capacity", f"{LEARNING} scores", learning),
     Section("learning-kills", "Thirty kills", f"{LEARNING} kills", learning),
     Section("slim", "Smaller copies of trained networks", "python benchmarks/slim.py", slimmed),
