@@ -80,8 +80,8 @@ def _widened(record: Record) -> list[str]:
     own = ", ".join(f"{size:,}" for size in ours["parameters"])
     lines += [
         "",
-        f"Columns with {', '.join(map(str, ours['columns']))} tasks. Parameters that each task owns, "
-        f"its output layer included: {own}.",
+        f"Columns with {', '.join(map(str, ours['columns']))} tasks. Parameters that each task "
+        f"owns, its output layer included: {own}.",
     ]
     if "first and last five" in record:
         ends = record["first and last five"]
