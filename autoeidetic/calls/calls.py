@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,7 +22,7 @@ from hashlib import blake2b
 from typing import Any, TypeVar
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..common.inputs import CallInputs
@@ -110,7 +110,7 @@ class Calls:
     ``known`` has them by signature, ``paths`` by signature and decisions (for a model whose code
     looks at data), and ``general`` by kind, with the sizes for which each holds. ``refused`` has
     the errors of calls that do not fit the plan. ``single`` counts, per kind, the calls that were
-    analysed one by one.
+    analysed one by one, and ``shapes`` has those of their tensors.
     """
 
     first: Call
@@ -120,6 +120,7 @@ class Calls:
     digests: dict[str, Call] = field(default_factory=dict)
     general: dict[Hashable, list[tuple[Sizes, Call]]] = field(default_factory=dict)
     single: Counter[Hashable] = field(default_factory=Counter)
+    shapes: dict[Hashable, set[tuple[tuple[int, ...], ...]]] = field(default_factory=dict)
 
     @staticmethod
     def of(examples: tuple[CallInputs, ...], made: tuple[CallPlan, ...]) -> Calls:
@@ -129,6 +130,8 @@ class Calls:
         result = Calls(calls[0])
         for inputs, call in zip(examples, calls, strict=True):
             result.known[signature(inputs.args, inputs.kwargs)] = result.one_of(call)
+            own = kind(inputs.args, inputs.kwargs)
+            result.shapes.setdefault(own, set()).add(_shapes(inputs))
         return result
 
     def find(self, model: nn.Module, inputs: CallInputs) -> Call | None:
@@ -142,11 +145,30 @@ class Calls:
         """Count an analysed call; is it time to look for a rule for the sizes of its kind?"""
         key = kind(inputs.args, inputs.kwargs)
         self.single[key] += 1
+        if self.single[key] <= _SINGLE * _TRIES:
+            self.shapes.setdefault(key, set()).add(_shapes(inputs))
         return self.single[key] % _SINGLE == 0 and self.single[key] <= _SINGLE * _TRIES
+
+    def give_up(self, inputs: CallInputs) -> None:
+        """Look for no rule for the sizes of this kind any more."""
+        self.single[kind(inputs.args, inputs.kwargs)] = _SINGLE * _TRIES
+
+    def varied(self, inputs: CallInputs) -> list[set[int]]:
+        """The dimensions of each tensor in which calls of this kind have differed."""
+        calls = self.shapes.get(kind(inputs.args, inputs.kwargs), set())
+        return [
+            {dim for dim, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1}
+            for shapes in zip(*calls, strict=True)
+        ]
 
     def one_of(self, call: Call) -> Call:
         """The known call that is protected by the same masks, if there is one; else the call."""
         return self.digests.setdefault(call.digest, call)
+
+
+def _shapes(inputs: CallInputs) -> tuple[tuple[int, ...], ...]:
+    leaves = pytree.tree_leaves((inputs.args, inputs.kwargs))
+    return tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor))
 
 
 def remember(table: dict[Hashable, Kind], key: Hashable, value: Kind) -> None:
@@ -187,9 +209,14 @@ def _agreed(model: nn.Module, first: CallPlan, analysis: Analysis) -> Call:
     return Call(made, units, analysis.capture.decisions[-1])
 
 
-def generalised(model: nn.Module, first: CallPlan, inputs: CallInputs) -> Sizes | None:
-    """The sizes for which a call is like this analysed one; None if they cannot be determined."""
-    found = conditions(model, inputs)
+def generalised(
+    model: nn.Module, first: CallPlan, inputs: CallInputs, varied: Sequence[Collection[int]]
+) -> Sizes | None:
+    """The sizes for which a call is like this analysed one; None if they cannot be determined.
+
+    ``varied``: the dimensions of each tensor that calls of this kind differ in.
+    """
+    found = conditions(model, inputs, varied)
     if found is None:
         return None
     sizes, parameters = found

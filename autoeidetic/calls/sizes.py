@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -138,12 +138,17 @@ def _arguments(model: nn.Module, inputs: CallInputs) -> Mapping[str, Any]:
 # -- the path ----------------------------------------------------------------------------------
 
 
-def conditions(model: nn.Module, inputs: CallInputs) -> tuple[Sizes, list[str]] | None:
+def conditions(
+    model: nn.Module, inputs: CallInputs, varied: Sequence[Collection[int]]
+) -> tuple[Sizes, list[str]] | None:
     """The sizes for which the code takes the path of this call, and the parameters along it.
 
-    None when ``torch.export`` cannot determine them. The model is left as it was.
+    None when ``torch.export`` cannot determine them. The model is left as it was. ``varied`` are
+    the dimensions of each tensor whose sizes get symbols: the exporter takes long with many.
     """
-    any_size = lambda t: dict.fromkeys(range(t.dim()), torch.export.Dim.AUTO)  # noqa: E731
+    # by identity: arguments have another order in the signature
+    dims = {id(tensor): each for tensor, each in zip(_tensors(inputs), varied, strict=True)}
+    any_size = lambda t: dict.fromkeys(dims[id(t)], torch.export.Dim.AUTO)  # noqa: E731
     try:
         shapes = pytree.tree_map_only(Tensor, any_size, _arguments(model, inputs))
         shapes.pop("self", None)

@@ -64,6 +64,7 @@ class Network(nn.Module):
     """
 
     router: Any  # a router of the room ``routing``, which comes later; None: there is none
+    varies_in_batch_only = False  # a rule for the sizes of calls speaks of all sizes
 
     def __init__(
         self,

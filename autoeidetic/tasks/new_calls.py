@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,9 @@ from .reference import type_now
 
 if TYPE_CHECKING:
     from .network import Network
+
+#: A search for a rule that took so many seconds and found none is not repeated.
+_LONG = 10.0
 
 
 def meet(network: Network, args: Any, kwargs: Any, *, passing: bool = False) -> None:
@@ -87,7 +91,12 @@ def _analysed_alone(network: Network, inputs: CallInputs, passing: bool) -> Call
     call = _analysed(network, inputs)
     if not passing and not call.call_plan.looks and network.calls.should_generalise(inputs):
         with _bare_model(network):
-            sizes = generalised(network.backbone, network.call_plan, inputs)
+            began, varied = perf_counter(), network.calls.varied(inputs)
+            if network.varies_in_batch_only:
+                varied = [dims & {0} for dims in varied]
+            sizes = generalised(network.backbone, network.call_plan, inputs, varied)
+            if sizes is None and perf_counter() - began > _LONG:
+                network.calls.give_up(inputs)
         if sizes is not None:
             key = kind(inputs.args, inputs.kwargs)
             network.calls.general.setdefault(key, []).append((sizes, call))

@@ -40,6 +40,8 @@ class LaterColumn:
     earlier: tuple[Finished, ...] = ()
     column: ColumnRecord
     cache: ColumnCache | None = None
+    # symbols for the sizes of everything that it reads take the exporter hours
+    varies_in_batch_only = True
 
     def forward(self, *args: Any, task: int | str | None = None, **kwargs: Any) -> Any:
         if KEYWORD not in kwargs:  # the examples of this network have them

@@ -581,3 +581,45 @@ def test_a_known_call_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(new_calls, "_first_met", None)
     monkeypatch.setattr(network, "protection", None)
     call(net, r(3, 7, 6), task=0)
+
+
+# -- rules for sizes -----------------------------------------------------------------------------
+
+
+def small_images() -> tuple[EideticNet, Callable[[int, int], Tensor]]:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(8, 3),
+    )  # fmt: skip
+    net = autoeidetic.convert(model, torch.randn(2, 3, 8, 8))
+    net.prepare_for_task(0, num_classes=2)
+    net.finish_task()
+    return net.eval(), lambda batch, size: torch.randn(batch, 3, size, size)
+
+
+def test_rules_speak_of_sizes_that_have_varied() -> None:
+    """Symbols for all sizes would take the exporter long in a model that computes with them."""
+    net, images = small_images()
+    for batch in (3, 4, 5):
+        net(images(batch, 8), task=0)
+    ((sizes, _),) = next(iter(net.calls.general.values()))
+    assert [isinstance(size, str) for size in sizes.shapes[0]] == [True, False, False, False]
+    known = len(net.calls.digests)
+    net(images(17, 8), task=0)
+    assert sum(net.calls.single.values()) == 3, "a rule covers it"
+    for size in (9, 10, 11):
+        net(images(2, size), task=0)
+    assert len(next(iter(net.calls.general.values()))) == 2
+    net(images(6, 30), task=0)
+    assert sum(net.calls.single.values()) == 6
+    assert len(net.calls.digests) == known
+
+
+def test_a_long_search_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, images = small_images()
+    searched: list[Any] = []
+    monkeypatch.setattr(new_calls, "_LONG", -1.0)
+    monkeypatch.setattr(new_calls, "generalised", lambda *found: searched.append(found))
+    for batch in range(3, 13):
+        net(images(batch, 8), task=0)
+    assert len(searched) == 1
