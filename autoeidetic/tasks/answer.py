@@ -67,7 +67,10 @@ def forward(network: Network, task: int | str | None, args: Any, kwargs: Any) ->
 
 def eagerly(network: Network, task: int | str | None, args: Any, kwargs: Any) -> Any:
     """The outputs for a task, without a compiler."""
+    kind = type(network)
     with network.pass_lock:
+        if type(network) is not kind:  # another thread has widened it in the meantime
+            return network(*args, task=task, **kwargs)
         with recording_paused():
             before_pass(network, args, kwargs)
         if is_recording() or is_transforming():  # neither supports the restricted backward pass

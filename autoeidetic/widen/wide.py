@@ -60,6 +60,19 @@ class Wide:
         return self.columns[0].backbone
 
     @property
+    def heads(self) -> Any:
+        """The output layers of the newest column, which learn."""
+        return self.newest.heads
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("backbone", "heads"):
+            raise InputError(
+                f"net.{name} of a widened network cannot be replaced",
+                remedy="change modules inside of it, or convert another model",
+            )
+        super().__setattr__(name, value)
+
+    @property
     def networks(self) -> tuple[Any, ...]:
         """All columns."""
         return tuple(self.columns)
@@ -537,22 +550,21 @@ def _divide(network: Any, made: Any) -> None:
     compiled = {n: v for n, v in vars(network).items() if n == "_compiled_call_impl"}
     own |= compiled  # of the object that the user has compiled
     own.pop("columns", None)
-    before = dict(vars(network))
+    before = vars(network)
     first.__dict__ = {**before, **hooks, **dict.fromkeys(compiled)}
     first.number = numbered(first)
     # what the newest column reads is the first column, which is another object now
     made.earlier = tuple(replace(column, network=first) for column in made.earlier)
+    whole = assembled([first, made])
+    whole.__dict__.update(own)
     try:
-        network.__dict__.clear()
-        _put_together(network, [first, made])
-        network.__dict__.update(own)
-        network.router, first.router = first.router, None
+        whole.router, first.router = first.router, None
+        # at once: other threads may wait for the lock of this network
+        network.__dict__, network.__class__ = vars(whole), type(whole)
         first.settle(freeze=False)
         network.train(mode)
     except BaseException:  # interruptions as well: the network is what it was
-        network.__class__ = base
-        network.__dict__.clear()
-        network.__dict__.update(before)
+        network.__dict__, network.__class__ = before, base
         network.settle(freeze=False)
         raise
 
@@ -560,14 +572,8 @@ def _divide(network: Any, made: Any) -> None:
 def assembled(columns: list[Any]) -> Any:
     """A wide network of these columns."""
     network: Any = _rebuild(type(columns[0]))
-    _put_together(network, columns)
-    return network
-
-
-def _put_together(network: Any, columns: list[Any]) -> None:
     nn.Module.__init__(network)
-    if not isinstance(network, Wide):
-        network.__class__ = wide_class(type(network))
     network.columns = nn.ModuleList(columns)
     network.pass_lock = columns[0].pass_lock
     network.router = None
+    return network

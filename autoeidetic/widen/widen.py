@@ -11,6 +11,7 @@ tensors, so no bit would survive that. The first widening turns the network itse
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from torch import nn
 from ..analyze import analyze
 from ..common.inputs import CallInputs
 from ..common.undisturbed import undisturbed
-from ..enforce.guard import Guarded
+from ..enforce.guard import Guarded, original_class
 from ..errors import AutoeideticError, InputError, TaskError
 from ..plan.call_plan import ATTACHED, call_plans
 from ..proof.rehearse import rehearse
@@ -122,6 +123,11 @@ def column_model(
 ) -> ColumnModel:
     """The model of a new column beside others."""
     first = columns[0].network
+    if KEYWORD in inspect.signature(original_class(first.backbone).forward).parameters:  # type: ignore
+        raise InputError(
+            f"the model has an argument '{KEYWORD}', under which columns get what they read",
+            remedy="give the argument of forward() another name",
+        )
     made = _narrow(first, checked_width(width)) if like is None else _given(like, first)
     outputs = [head.layer for head in first.call_plan.heads if head.layer != ATTACHED]
     _check_layers(columns, made.model)

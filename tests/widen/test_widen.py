@@ -801,3 +801,48 @@ def test_widened_in_train_mode() -> None:
         life.widen(0.5)
         life.net.train()
         life.learn(fraction=0.3)
+
+
+def test_widened_while_others_ask() -> None:
+    for _ in range(3):
+        life = Life(mlp(), X).learn()
+        errors: list[Exception] = []
+        done = threading.Event()
+
+        def ask(life: Life = life, errors: list[Exception] = errors, done: Any = done) -> None:
+            while not done.is_set():
+                try:
+                    with torch.no_grad():
+                        assert lives.same([life.net(X, task=0)], life.said)
+                except Exception as error:
+                    errors.append(error)
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        life.net.widen(0.5)
+        done.set()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        life.check()
+
+
+class TakesEarlierColumns(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(5, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor, earlier_columns: Any = None) -> Tensor:
+        return self.head(self.body(x).relu())
+
+
+def test_names_that_are_taken(life: Life) -> None:
+    other = Life(TakesEarlierColumns(), X).learn()
+    with pytest.raises(InputError, match="another name"):
+        other.widen()
+    other.check()
+    for name in ("backbone", "heads"):
+        with pytest.raises(InputError, match="cannot be replaced"):
+            setattr(life.net, name, mlp())
+    assert life.net.heads is life.net.newest.heads
