@@ -39,7 +39,7 @@ from benchmarks import learning_models as models
 from benchmarks import learning_scores as score_curves
 from benchmarks import learning_widen as widen
 from benchmarks.learning_report import table
-from benchmarks.learning_run import learned
+from benchmarks.learning_run import learned, stored
 
 PAPER = 0.9831  # the paper's average accuracy on ten tasks of permuted MNIST
 SCORES = ("l1", "l2", "taylor", "hybrid")
@@ -245,11 +245,8 @@ def _baseline(
     """The result of a baseline, read from a file if an earlier call has stored it."""
     run = f"cifar-{options.model}-{len(tasks)}-{budget.epochs}-{options.lr}-seed{budget.seed}"
     file = options.into / f"{run}-{make.__name__}.json"
-    if not file.exists():
-        outcome = make(build, tasks, budget, options.into / f"{run}-task0.pt")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(vars(outcome)))
-    return json.loads(file.read_text())
+    first = options.into / f"{run}-task0.pt"
+    return stored(file, lambda: vars(make(build, tasks, budget, first)))
 
 
 def pretrained(options: argparse.Namespace) -> Record:

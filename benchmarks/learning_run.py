@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,3 +71,13 @@ def recorded(net: autoeidetic.EideticNet, run: autoeidetic.Run, x: torch.Tensor)
         "epochs": len(run.rows),
         "config": run.config,
     }
+
+
+def stored(file: Path, make: Callable[[], Record]) -> Record:
+    """A result, read from a file if an earlier call has stored it."""
+    if not file.exists():
+        made = make()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(made))
+    found: Record = json.loads(file.read_text())
+    return found

@@ -5,7 +5,6 @@ that keeps every unit.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ from autoeidetic.commands.benchmark.runner import Record
 from benchmarks import learning_baselines as baselines
 from benchmarks import learning_data as data
 from benchmarks import learning_models as models
-from benchmarks.learning_run import learned
+from benchmarks.learning_run import learned, stored
 
 #: How far the last five tasks may be below the first five, and the least accuracy of a pair.
 _GAP, _LEAST = 0.002, 0.97
@@ -63,14 +62,14 @@ def permuted(options: argparse.Namespace) -> Record:
     epochs = round(ours["epochs"] / len(tasks))
     budget = baselines.Budget(epochs, 256, adam, _cosine(epochs), seed=options.seed)
     file = options.into / f"{about}-seed{options.seed}-separate"
-    apart = _stored(
+    apart = stored(
         file.with_suffix(".json"),
         lambda: vars(
             baselines.separate(build, tasks[: options.others], budget, file.with_suffix(".pt"))
         ),
     )
     others = {"separate networks": {**apart, "parameters": _size(build())}}
-    others["fixed network"] = _stored(
+    others["fixed network"] = stored(
         options.into / f"{about}-seed{options.seed}-fixed.json",
         lambda: _fixed(options, f"{about}-fixed", build, tasks, adam, settings),
     )
@@ -97,16 +96,6 @@ def _orders(options: argparse.Namespace) -> list[data.TaskData]:
 
 def _cosine(epochs: int) -> Callable[[torch.optim.Optimizer], Any]:
     return lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, epochs)
-
-
-def _stored(file: Any, make: Callable[[], Record]) -> Record:
-    """A result, read from a file if an earlier call has stored it."""
-    if not file.exists():
-        made = make()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(made))
-    found: Record = json.loads(file.read_text())
-    return found
 
 
 def _fixed(

@@ -11,7 +11,6 @@ bits of a row depend on the batch it was computed in, and answers of finished ta
 from __future__ import annotations
 
 import tempfile
-import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,7 +59,6 @@ class ColumnCache:
         self.hits = self.misses = self.bytes = 0
         self._rows: dict[bytes, Tensor | int] = {}
         self._fields: dict[bytes, list[_Field]] = {}
-        self._lock = threading.Lock()
         self._file: Any = None
         self._told = False
         if folder is not None:
@@ -89,30 +87,29 @@ class ColumnCache:
         return f"cache of finished columns: {share}, {self.bytes / 1e6:,.1f} MB"
 
     def laterals(self, run: Run, args: Any, kwargs: Mapping[str, Any]) -> Laterals:
-        """What ``run(args, kwargs)`` gives, rows that are known included.
+        """What ``run(args, kwargs)`` gives, rows that are known included; one thread at a time.
 
         Raises:
             InputError: the inputs have no batch in front, or a layer mixes its rows.
         """
-        with self._lock:
-            count = _batch(args, kwargs)
-            about = _about(args, kwargs)
-            keys = _digests(about, args, kwargs, count)
-            missing = [row for row, key in enumerate(keys) if key not in self._rows]
-            self.hits += count - len(missing)
-            self.misses += len(missing)
-            if len(missing) == count:
-                found = run(args, kwargs)
-                self._keep(about, keys, found, run, args, kwargs)
-                return found
-            new = {}
-            if missing:
-                some = run(*_rows_of(missing, args, kwargs))
-                self._store(about, [keys[row] for row in missing], some)
-                new = dict(zip(missing, _packed(some, len(missing)), strict=True))
-            rows = [new[row] if row in new else self._row(key) for row, key in enumerate(keys)]
-            device = next(t.device for t in pytree.tree_leaves((args, kwargs)) if _is_tensor(t))
-            return self._unpacked(about, torch.stack(rows), device)
+        count = _batch(args, kwargs)
+        about = _about(args, kwargs)
+        keys = _digests(about, args, kwargs, count)
+        missing = [row for row, key in enumerate(keys) if key not in self._rows]
+        self.hits += count - len(missing)
+        self.misses += len(missing)
+        if len(missing) == count:
+            found = run(args, kwargs)
+            self._keep(about, keys, found, run, args, kwargs)
+            return found
+        new = {}
+        if missing:
+            some = run(*_rows_of(missing, args, kwargs))
+            self._store(about, [keys[row] for row in missing], some)
+            new = dict(zip(missing, _packed(some, len(missing)).cpu(), strict=True))
+        rows = [new[row] if row in new else self._row(key) for row, key in enumerate(keys)]
+        device = next(t.device for t in pytree.tree_leaves((args, kwargs)) if _is_tensor(t))
+        return self._unpacked(about, torch.stack(rows), device)
 
     # -- rows ----------------------------------------------------------------------------------
 

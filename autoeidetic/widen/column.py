@@ -54,7 +54,8 @@ class LaterColumn:
         learning = self.training and torch.is_grad_enabled()
         if self.cache is None or not learning or want_gradients((args, kwargs)):
             return run(args, kwargs)
-        return self.cache.laterals(run, args, kwargs)
+        with self.pass_lock:  # that of the passes: with two locks threads could block each other
+            return self.cache.laterals(run, args, kwargs)
 
     @exclusive
     def verify(
